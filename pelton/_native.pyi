@@ -1,0 +1,95 @@
+"""The native library's surface: the only module that is not Python. See csrc/bindings.cc."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+class Buffer:
+    """Anonymous memory, zeroed, 64-byte aligned, in 2 MiB pages where the system allows; exports uint8 by the buffer
+    protocol. owner: its line in the memory ledger. Raises MemoryError."""
+
+    def __init__(self, nbytes: int, owner: str) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def close(self) -> None: ...
+    def __buffer__(self, flags: int) -> memoryview: ...
+
+def memory_ledger() -> dict[str, int]:
+    """Bytes of live Buffers by owner."""
+
+class Team:
+    """A persistent team of threads; the caller of a run is one of them."""
+
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+    def close(self) -> None: ...
+
+def cpu_features() -> dict[str, bool]: ...
+def levels() -> list[tuple[str, bool, str]]:
+    """(name, usable, reason if not), best last: built in, the CPU and the system have it, the self-test agreed."""
+
+def kernels(level: str) -> list[str]: ...
+def self_test(level: str) -> list[tuple[str, str]]:
+    """Runs each kernel family of a level on small inputs against the generic level: (name, "ok" or what differs)."""
+
+def read_bandwidth(team: Team, nbytes: int) -> float:
+    """Measured streaming read rate in bytes per second."""
+
+# Packed weights: panels of 16 output channels (see csrc/pack.h). formats: f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0
+# q2_k q3_k q4_k q5_k q6_k.
+def packed_bytes(format: str, n: int, k: int) -> int: ...
+def pack(
+    team: Team,
+    format: str,
+    fd: int,
+    offset: int,
+    n: int,
+    k: int,
+    destination: Buffer,
+    destination_offset: int,
+    row_order: Sequence[int] | None = None,
+) -> None:
+    """Reads [n, k] in file layout at `offset` of `fd` with pread, in parallel, and packs it.
+
+    row_order: output row i is file row row_order[i]. Raises EOFError if the file ends before the tensor does."""
+
+def unpack(format: str, source: Buffer, offset: int, n: int, k: int) -> Buffer:
+    """[n, k] float32 as the format defines it, exactly (for tests and references)."""
+
+class StepInput:
+    """One step's rows for a direct run of a program (tests, captures). Lists are copied."""
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[tuple[int, int, int, Sequence[Sequence[int]]]],
+        logit_rows: Sequence[int],
+        kv_pool: Buffer | None,
+    ) -> None:
+        """sequences: (first_row, num_rows, context, tables per group in units of 64 bytes)."""
+
+class Program:
+    """Nodes in order, run by the team in one call with the GIL released. Body nodes (dim 0) run once per step, head
+    nodes (dim 1) once per tile of at most 32 logit rows."""
+
+    def __init__(self, team: Team, level: str) -> None: ...
+    def add(
+        self, kernel: str, dim: int, pointers: Sequence[int], sizes: Sequence[int], values: Sequence[float]
+    ) -> int: ...
+    def run(self, step: StepInput, first: int = 0, last: int = -1) -> None:
+        """Runs nodes [first, last) (tests: the head tile holds all logit_rows, at most 32)."""
+    def profile(self, step: StepInput) -> list[tuple[str, float]]:
+        """One run, seconds per node."""
+
+class Runner:
+    """Slots, steps and sampling; see csrc/runner.h and pelton/runner/runner.py."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None: ...
+
+class GgufHeader:
+    """A parsed and bounds-checked GGUF header; see csrc/gguf.h and pelton/weights/gguf.py."""

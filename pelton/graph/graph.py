@@ -1,0 +1,147 @@
+"""A model as a list of operations over symbolic sizes: recorded once by calling a Python function.
+
+Knows no devices, no weights' bytes and no kernels. Read `ops/` for what each operation means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pelton.graph.op import Op
+
+# A dimension is a fixed size or one of the symbolic ones: "tokens" (every token of a step) or "rows" (those that
+# need logits; computed in tiles of at most 32).
+Dim = int | str
+TOKENS = "tokens"
+ROWS = "rows"
+Shape = tuple[Dim, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One edge of the graph. dtype fixes where a rounding happens: "float32" everywhere but ids and positions."""
+
+    graph: Graph = field(repr=False)
+    name: str
+    shape: Shape
+    dtype: str
+    producer: Node | None = field(repr=False, default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter(Value):
+    """A weight, filled by the loader. Its stored format is known only when a program is compiled.
+
+    logical shape [out, in] for matrices, [n] for vectors.
+    """
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """Where one attention layer keeps its keys and values: a layer of a cache group.
+
+    group: index into Graph.cache_groups. layer: index among the group's layers.
+    """
+
+    group: int
+    layer: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass
+class CacheGroup:
+    """Layers that share block tables because they forget alike. window None: nothing is forgotten."""
+
+    window: int | None
+    layers: list[CacheLayer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operation. name: "layers.3.mlp.down", unique; a program captures outputs by it."""
+
+    name: str
+    op: Op
+    inputs: tuple[Value, ...]
+    attributes: Mapping[str, Any]
+    outputs: list[Value] = field(default_factory=list)
+
+    @property
+    def output(self) -> Value:
+        assert len(self.outputs) == 1, f"{self.name} has {len(self.outputs)} outputs"
+        return self.outputs[0]
+
+
+class Graph:
+    """Nodes in the order of recording, which is an order of execution."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.inputs: dict[str, Value] = {}
+        self.parameters: dict[str, Parameter] = {}
+        self.outputs: dict[str, Value] = {}
+        self.cache_groups: list[CacheGroup] = []
+        self._scope: list[str] = []
+        self._names: set[str] = set()
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Names recorded inside are prefixed with `name.`."""
+        self._scope.append(name)
+        try:
+            yield
+        finally:
+            self._scope.pop()
+
+    def qualified(self, name: str) -> str:
+        return ".".join((*self._scope, name))
+
+    def input(self, name: str, shape: Shape, dtype: str) -> Value:
+        """A step's input; asking twice gives the same value."""
+        if name not in self.inputs:
+            self.inputs[name] = Value(self, name, shape, dtype)
+        return self.inputs[name]
+
+    def parameter(self, name: str, shape: tuple[int, ...]) -> Parameter:
+        """A weight by its name within the present scope; a name used twice is the same weight (tied)."""
+        full = self.qualified(name)
+        known = self.parameters.get(full)
+        if known is None:
+            known = self.parameters[full] = Parameter(self, full, shape, "float32")
+        assert known.shape == shape, f"{full} is {known.shape} and {shape}"
+        return known
+
+    def shared_parameter(self, full_name: str) -> Parameter:
+        return self.parameters[full_name]
+
+    def cache_layer(self, num_kv_heads: int, head_dim: int, window: int | None) -> CacheLayer:
+        """Reserves this layer's place in the group of its window."""
+        for index, group in enumerate(self.cache_groups):
+            if group.window == window:
+                break
+        else:
+            index, group = len(self.cache_groups), CacheGroup(window)
+            self.cache_groups.append(group)
+        layer = CacheLayer(index, len(group.layers), num_kv_heads, head_dim)
+        group.layers.append(layer)
+        return layer
+
+    def output(self, name: str, value: Value) -> None:
+        self.outputs[name] = value
+
+    def record(self, op: Op, name: str, inputs: tuple[Value, ...], attributes: Mapping[str, Any]) -> Node:
+        """Called by ops only. Infers the outputs' shapes, which fails on inputs that don't fit."""
+        full = self.qualified(name)
+        assert full not in self._names, f"two nodes are called {full}"
+        self._names.add(full)
+        node = Node(full, op, inputs, attributes)
+        for index, (shape, dtype) in enumerate(op.infer(*inputs, **attributes)):
+            suffix = "" if index == 0 else f".{index}"
+            node.outputs.append(Value(self, full + suffix, shape, dtype, node))
+        self.nodes.append(node)
+        return node

@@ -1,0 +1,93 @@
+"""How one request wants its tokens chosen and when it stops; it does not know how that is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pelton.errors import UsageError
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_CHOICES = 16
+MAX_LOGIT_BIAS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Names and defaults as in vLLM's offline API, so that a script changes one import.
+
+    n:                  independent choices per prompt, 1 to 16.
+    temperature:        0 chooses the most likely token; ties go to the lowest id.
+    top_k:              keep the k most likely tokens; 0 or -1 keeps all.
+    top_p, min_p:       keep the smallest set with mass >= top_p; drop tokens below min_p x the best probability.
+    seed:               None draws one at admission. The same seed, prompt and position give the same token,
+                        whatever runs beside it.
+    max_tokens:         None means until the context is full.
+    min_tokens:         end-of-sequence and stop tokens can't be chosen before as many tokens.
+    stop:               strings that end the text (not included unless include_stop_str_in_output).
+    stop_token_ids:     tokens that end it.
+    logprobs:           report the chosen token's log-probability and this many alternatives (0 to 20); None: nothing.
+    prompt_logprobs:    the same for every prompt token after the first.
+    logit_bias:         token id -> added to its logit, at most 1,024 entries, each within [-100, 100].
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        _check("n", self.n, 1, MAX_CHOICES)
+        _check("temperature", self.temperature, 0.0, 100.0)
+        _check("top_k", self.top_k, -1, 1 << 31)
+        _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check("min_p", self.min_p, 0.0, 1.0)
+        _check("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _check("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        if self.max_tokens is not None:
+            _check("max_tokens", self.max_tokens, 1, 1 << 31)
+        _check("min_tokens", self.min_tokens, 0, 1 << 31)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise UsageError(f"`min_tokens` is `{self.min_tokens}`, more than `max_tokens`, `{self.max_tokens}`")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _check(name, value, 0, MAX_LOGPROBS)
+        if len(self.stop) > MAX_STOP_STRINGS or any(not isinstance(s, str) or not s for s in self.stop):
+            raise UsageError(f"`stop` takes at most {MAX_STOP_STRINGS} strings, none of them empty")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise UsageError(f"`logit_bias` has `{len(self.logit_bias)}` entries; at most {MAX_LOGIT_BIAS} are taken")
+        for token, bias in self.logit_bias.items():
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise UsageError(f"`logit_bias` has key `{token!r}`; keys are token ids")
+            _check(f"logit_bias[{token}]", bias, -100.0, 100.0)
+
+
+def _check(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise UsageError(f"`{name}` is `{value!r}`, which is not a number")
+    if value < low or value > high or (open_low and value == low):
+        raise UsageError(f"`{name}` is `{value}`; it must be {'above' if open_low else 'at least'} {low} and at most {high}")
