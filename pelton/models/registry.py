@@ -1,4 +1,4 @@
-"""Which architectures there are, and which one a checkpoint is. External ones come by the entry point `pelton.models`."""
+"""Which architectures there are, and which one a checkpoint is. Others come by the entry point `pelton.models`."""
 
 from __future__ import annotations
 
