@@ -64,11 +64,12 @@ PyType_Slot buffer_slots[] = {
 
 void bind_memory(nb::module_& module) {
   nb::class_<Buffer>(module, "Buffer", nb::type_slots(buffer_slots))
-      .def("__init__",
-           [](Buffer* self, int64_t nbytes, const std::string& owner) {
-             new (self) Buffer(Buffer::allocate(nbytes, owner));
-           },
-           "nbytes"_a, "owner"_a)
+      .def(
+          "__init__",
+          [](Buffer* self, int64_t nbytes, const std::string& owner) {
+            new (self) Buffer(Buffer::allocate(nbytes, owner));
+          },
+          "nbytes"_a, "owner"_a)
       .def_prop_ro("address", [](const Buffer& self) { return reinterpret_cast<uintptr_t>(self.memory.data()); })
       .def_prop_ro("nbytes", [](const Buffer& self) { return self.memory.bytes(); })
       .def("close", &Buffer::close);
@@ -150,8 +151,9 @@ void bind_program(nb::module_& module) {
             self.run(step.step(), first, last == -1 ? self.num_nodes() : last);
           },
           "step"_a, "first"_a = 0, "last"_a = -1, ReleaseGil())
-      .def("profile", [](Program& self, const StepInput& step) { return self.profile(step.step()); }, "step"_a,
-           ReleaseGil());
+      .def(
+          "profile", [](Program& self, const StepInput& step) { return self.profile(step.step()); }, "step"_a,
+          ReleaseGil());
 }
 
 }  // namespace
