@@ -26,13 +26,14 @@ class Fuser:
         fused_kernel: Callable[[Group, str], tuple[Kernel | None, str]],
         settings: CompileSettings,
     ) -> None:
-        self.groups = list(groups)
+        self._at = dict(enumerate(groups))
+        self._position = {group: index for index, group in self._at.items()}
         self.kept = kept
         self._fused_kernel = fused_kernel
         self._settings = settings
-        self._producer = {value: group for group in self.groups for node in group.members for value in node.outputs}
+        self._producer = {value: group for group in groups for node in group.members for value in node.outputs}
         self._readers: dict[Value, list[Group]] = {}
-        for group in self.groups:
+        for group in groups:
             for value in group.inputs:
                 self._readers.setdefault(value, []).append(group)
 
@@ -40,7 +41,18 @@ class Fuser:
         for name, fusion in _FUSIONS.items():
             if name in self._settings.fusions:
                 fusion(self)
-        return self.groups
+        return self.groups()
+
+    def groups(self) -> list[Group]:
+        return [self._at[position] for position in sorted(self._at)]
+
+    def position(self, group: Group) -> int:
+        """Grows along the order of execution."""
+        return self._position[group]
+
+    def heads(self, op_name: str) -> list[Node]:
+        """Nodes of this operation that are not fused with anything yet, in order."""
+        return [group.members[0] for group in self.groups() if _single(group, op_name) is not None]
 
     def producer(self, value: Value) -> Group | None:
         return self._producer.get(value)
@@ -72,7 +84,10 @@ class Fuser:
 
     def _replace(self, parts: Sequence[Group], at: Group, new: Group) -> None:
         """Puts `new` in the place of `at` and drops the other parts."""
-        self.groups = [new if group is at else group for group in self.groups if group is at or group not in parts]
+        position = self._position[at]
+        for part in parts:
+            del self._at[self._position.pop(part)]
+        self._at[position], self._position[new] = new, position
         for value in (value for node in new.members for value in node.outputs):
             self._producer[value] = new
         for value in {value for part in parts for value in part.inputs}:
@@ -87,13 +102,9 @@ def _single(group: Group | None, op_name: str) -> Node | None:
     return group.members[0]
 
 
-def _heads(groups: Iterable[Group], op_name: str) -> list[Node]:
-    return [group.members[0] for group in groups if _single(group, op_name) is not None]
-
-
 def _fuse_linear_gated(fuser: Fuser) -> None:
     """gate and up products of one input, and activation(gate) * up."""
-    for node in _heads(fuser.groups, "gated_activation"):
+    for node in fuser.heads("gated_activation"):
         last = fuser.producer(node.output)
         gate, up = (fuser.producer(value) for value in node.inputs)
         gate_node, up_node = _single(gate, "linear"), _single(up, "linear")
@@ -101,13 +112,13 @@ def _fuse_linear_gated(fuser: Fuser) -> None:
             continue
         hidden = all(fuser.only_read_by(value, last) for value in node.inputs)
         if hidden and gate_node.inputs[0] is up_node.inputs[0]:
-            first = min(gate, up, key=fuser.groups.index)
+            first = min(gate, up, key=fuser.position)
             fuser.merge("linear_gated", (gate, up, last), first)
 
 
 def _fuse_segments(fuser: Fuser) -> None:
     """Several products of one input; as many as the kernel takes."""
-    for node in _heads(fuser.groups, "linear"):
+    for node in fuser.heads("linear"):
         group = fuser.producer(node.output)
         if group is None or group.kind != "linear" or group.members[0] is not node:
             continue
@@ -132,24 +143,24 @@ def _chain(fuser: Fuser, value: Value) -> tuple[list[Group], Value]:
 
 def _fuse_attention_prepare(fuser: Fuser) -> None:
     """Norms and rope of q and k, and the write of k and v. q is turned in place."""
-    for write in [group for group in fuser.groups if _single(group, "cache_write")]:
-        readers = [g for g in fuser.groups if (a := _single(g, "attention")) and _same_cache(a, write.members[0])]
-        if len(readers) != 1:
+    attends = {node.attributes["cache"]: node for node in fuser.heads("attention")}
+    writes = [group for group in fuser.groups() if _single(group, "cache_write") is not None]
+    for write in writes:
+        attend = attends.get(write.members[0].attributes["cache"])
+        if attend is None:
             continue
-        q, k = readers[0].members[0].inputs[0], write.members[0].inputs[0]
+        q, k = attend.inputs[0], write.members[0].inputs[0]
         q_chain, q_start = _chain(fuser, q)
         k_chain, k_start = _chain(fuser, k)
         parts = (*q_chain, *k_chain, write)
-        if not q_chain or not k_chain or fuser.groups.index(readers[0]) < fuser.groups.index(write):
+        if not q_chain or not k_chain or max(parts, key=fuser.position) is not write:
             continue
-        if fuser.readers(q) != [readers[0]] or not _are_hidden(fuser, (q_start, *_outputs(q_chain[:-1])), q_chain):
+        if any(fuser.position(reader) < fuser.position(write) for reader in fuser.readers(q)):
+            continue
+        if not _are_hidden(fuser, (q_start, *_outputs(q_chain[:-1])), q_chain):
             continue
         if _are_hidden(fuser, (k_start, *_outputs(k_chain)), (*k_chain, write)):
             fuser.merge("attention_prepare", parts, write, {q: q_start})
-
-
-def _same_cache(a: Node, b: Node) -> bool:
-    return bool(a.attributes["cache"] == b.attributes["cache"])
 
 
 def _outputs(groups: Iterable[Group]) -> tuple[Value, ...]:
@@ -166,7 +177,7 @@ def _are_hidden(fuser: Fuser, values: Sequence[Value], readers: Sequence[Group])
 
 def _fuse_quantise(fuser: Fuser) -> None:
     """A kernel that writes rows may quantise them while they are in the cache."""
-    for node in _heads(fuser.groups, "quantise"):
+    for node in fuser.heads("quantise"):
         producer = fuser.producer(node.inputs[0])
         own = fuser.producer(node.output)
         if producer is not None and own is not None and producer.kind in QUANTISING:
@@ -179,15 +190,15 @@ QUANTISING = ("rms_norm", "gated_activation", "linear_gated", "attention")
 
 def _fuse_residual(fuser: Fuser) -> None:
     """A product that is added to a value which nobody reads afterwards is accumulated onto it in place."""
-    for node in _heads(fuser.groups, "add"):
+    for node in fuser.heads("add"):
         last = fuser.producer(node.output)
         assert last is not None
         for term, residual in (node.inputs[::-1], node.inputs):
             product = fuser.producer(term)
             if product is None or _single(product, "linear") is None or not fuser.only_read_by(term, last):
                 continue
-            place = fuser.groups.index(last)
-            is_dead = all(fuser.groups.index(reader) <= place for reader in fuser.readers(residual))
+            place = fuser.position(last)
+            is_dead = all(fuser.position(reader) <= place for reader in fuser.readers(residual))
             is_own = residual is not term and residual not in fuser.kept and fuser.producer(residual) is not None
             if is_dead and is_own and fuser.merge("linear", (product, last), last, {node.output: residual}):
                 break

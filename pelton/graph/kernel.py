@@ -23,6 +23,7 @@ class CompileSettings:
 
     formats:          parameter name → the format that the files hold it in.
     max_tokens:       rows of the largest step.
+    max_context:      longest sequence that a step may have, in tokens.
     activation_mode:  how activations are quantised for integer formats: "outlier" or "exact".
     kv_dtype:         dtype of cached keys and values: "bf16", "f16" or "f32".
     providers:        names in order of preference, None for the platform's own order.
@@ -33,6 +34,7 @@ class CompileSettings:
 
     formats: Mapping[str, str]
     max_tokens: int
+    max_context: int
     activation_mode: str = "outlier"
     kv_dtype: str = "bf16"
     providers: tuple[str, ...] | None = None
@@ -101,6 +103,10 @@ class Kernel(ABC):
         """Inputs that this kernel reads as quantised blocks."""
         return ()
 
+    def always_writes(self, group: Group) -> Sequence[Value]:
+        """Outputs that this kernel needs memory for even if nothing outside reads them."""
+        return ()
+
     def layouts(self, group: Group) -> Iterator[tuple[Value, str]]:
         """Each parameter that the group reads, with the layout that it is to be packed in."""
         return iter(())
@@ -109,7 +115,7 @@ class Kernel(ABC):
 class Provider(ABC):
     """A set of kernels that run together on one device or instruction set.
 
-    name: "cpu/avx2", "torch". unusable: why not on this machine, or None.
+    name: "torch", or with a level after a slash. unusable: why not on this machine, or None.
     """
 
     name: str
@@ -149,6 +155,9 @@ class Target(Protocol):
 
     def providers(self) -> Sequence[Provider]:
         """In order of preference, unusable ones included (for their reasons)."""
+
+    def provider(self, name: str) -> Provider:
+        """Raises UsageError if there is none of that name."""
 
     def row_bytes(self, value: Value) -> int:
         """Bytes from one row of this intermediate to the next."""

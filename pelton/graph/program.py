@@ -43,7 +43,10 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class Program:
-    """groups: in order of execution, those over all tokens first, then those over rows that need logits."""
+    """groups: in order of execution, those over all tokens first, then those over rows that need logits.
+
+    unusable: providers that this machine can't use, with reasons.
+    """
 
     graph: Graph
     settings: CompileSettings
@@ -52,6 +55,7 @@ class Program:
     arena_bytes: int
     packings: tuple[Packing, ...]
     cache_layout: tuple[CacheGroupLayout, ...]
+    unusable: tuple[PassedOver, ...]
 
     def describe(self) -> list[NodeRow]:
         return [
@@ -77,7 +81,7 @@ class Program:
 def compile(graph: Graph, target: Target, settings: CompileSettings) -> Program:
     """Raises KernelError if a node has no kernel (with every reason), UsageError on names that don't exist."""
     chooser = _Chooser(target, settings)
-    _check_names(graph, chooser.providers, settings)
+    _check_names(graph, chooser.known, settings)
     groups = _lower(graph, chooser)
     groups = [group for dim in (TOKENS, ROWS) for group in groups if dimension(group) == dim]
     kept = frozenset(graph.outputs.values()) | {
@@ -93,6 +97,7 @@ def compile(graph: Graph, target: Target, settings: CompileSettings) -> Program:
         arena_bytes=arena_bytes,
         packings=_packings(graph, groups, target, settings),
         cache_layout=tuple(target.cache_layout(graph, settings.kv_dtype)),
+        unusable=chooser.unusable,
     )
 
 
@@ -108,16 +113,16 @@ class _Chooser:
     """Finds kernels: the first of the providers, in order, that does not decline."""
 
     def __init__(self, target: Target, settings: CompileSettings) -> None:
-        known = {provider.name: provider for provider in target.providers()}
-        for name in settings.providers or ():
-            if name not in known:
-                raise UsageError(f"`{name}` is not a provider of `{target.name}`", f"there are: {', '.join(known)}")
-        self.providers = [known[name] for name in settings.providers or known]
+        named = settings.providers
+        asked = target.providers() if named is None else [target.provider(name) for name in named]
+        self.known = list(asked)
+        self.usable = [provider for provider in asked if provider.unusable is None]
+        self.unusable = tuple(PassedOver(p.name, p.unusable) for p in asked if p.unusable is not None)
         self.settings = settings
 
     def choose(self, node: Node) -> Group:
         passed_over: list[PassedOver] = []
-        for provider in self.providers:
+        for provider in self.usable:
             kernel, reason = self._usable(provider, node.op.name)
             if kernel is not None:
                 group = Group(node.op.name, (node,), kernel)
@@ -125,20 +130,18 @@ class _Chooser:
                 if not reason:
                     return replace(group, passed_over=tuple(passed_over))
             passed_over.append(PassedOver(f"{provider.name}/{node.op.name}", reason))
-        reasons = "; ".join(f"{item.kernel}: {item.reason}" for item in passed_over)
+        reasons = "; ".join(f"{item.kernel}: {item.reason}" for item in (*self.unusable, *passed_over))
         raise KernelError(f"`{node.name}` has no kernel ({reasons})", "enable one of these kernels")
 
     def fused(self, group: Group, provider_name: str) -> tuple[Kernel | None, str]:
         """The kernel for a fused group, or why there is none."""
-        (provider,) = (provider for provider in self.providers if provider.name == provider_name)
+        (provider,) = (provider for provider in self.usable if provider.name == provider_name)
         kernel, reason = self._usable(provider, group.kind)
         if kernel is not None:
             reason = kernel.declines(group, self.settings) or ""
         return (None, reason) if reason else (kernel, "")
 
     def _usable(self, provider: Provider, kind: str) -> tuple[Kernel | None, str]:
-        if provider.unusable is not None:
-            return None, provider.unusable
         kernel = provider.kernel(kind)
         if kernel is None:
             return None, f"{provider.name} has no {kind}"
@@ -180,7 +183,8 @@ def _with_outputs(groups: Sequence[Group], kept: frozenset[Value]) -> list[Group
     read = {value for group in groups for value in group.inputs}
     written = []
     for group in groups:
-        outputs = tuple(value for node in group.members for value in node.outputs if value in read or value in kept)
+        wanted = read | kept | set(group.kernel.always_writes(group))
+        outputs = tuple(value for node in group.members for value in node.outputs if value in wanted)
         written.append(replace(group, outputs=outputs))
     return written
 
