@@ -98,7 +98,8 @@ class Checkpoint(ABC):
         try:
             if FileIdentity.of(fd) != self._identities[file]:
                 raise CheckpointError(
-                    f"`{file}` changed after its header was read", hint="wait until it is written completely, then start again"
+                    f"`{file}` changed after its header was read",
+                    hint="wait until it is written completely, then start again",
                 )
             yield fd
         finally:
