@@ -1,4 +1,4 @@
-"""What a checkpoint is: named tensors inside files, and metadata. Knows no model, reads no weights, holds no files open."""
+"""What a checkpoint is: named tensors inside files, and metadata. Knows no model, and reads no weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files as checkpoints: one file, or the shards of one. Parsing is native (csrc/gguf.h); what keys mean is not known here."""
+"""GGUF files as checkpoints: one file, or the shards of one. Parsing is native; what keys mean is not known here."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def shard_paths(path: Path) -> list[Path]:
 
 
 class GgufMetadata(Mapping[str, Any]):
-    """Keys of one header in the file's order. A value is made anew at each access: scalars, lists of str, memoryviews of
-    numbers."""
+    """Keys of one header in the file's order.
+
+    A value is made anew at each access: a scalar, a list of str, or a memoryview of numbers.
+    """
 
     def __init__(self, path: Path, header: _native.GgufHeader) -> None:
         self._path = path

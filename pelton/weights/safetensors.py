@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pelton.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from pelton.weights.checkpoint import SIDECAR_NAMES, Checkpoint, FileIdentity, TensorInfo
@@ -107,7 +107,7 @@ def _only_file(directory: Path) -> Path:
     pickled = [*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]
     if pickled:
         raise UnsupportedModelError(
-            f"`{directory}` has pickled weights only (`{pickled[0].name}`), and loading these runs code that they carry",
+            f"`{directory}` has only pickled weights (`{pickled[0].name}`), which can run code when they are loaded",
             hint="use a safetensors or GGUF version of the model",
         )
     raise ModelNotFoundError(f"`{directory}` has a config.json but no weights", hint="fetch the .safetensors files")
@@ -184,7 +184,7 @@ def _read_entry(path: Path, name: str, entry: Any, data_offset: int) -> TensorIn
     return TensorInfo(name, tuple(shape), dtype.lower(), path, data_offset + begin, nbytes)
 
 
-def _are_sizes(values: Any) -> bool:
+def _are_sizes(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
