@@ -9,8 +9,7 @@ from pelton.errors import UnsupportedModelError
 from pelton.quant.gguf_types import GGUF_SCHEMES
 from pelton.quant.scheme import Scheme
 
-# Files beside safetensors that announce a quantisation outside config.json.
-QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+OTHER_FORMATS = "use a GGUF version of the model, or its unquantised safetensors"
 
 
 def scheme_of(format: str, tensor: str) -> Scheme:
@@ -22,16 +21,21 @@ def scheme_of(format: str, tensor: str) -> Scheme:
     if scheme is None or scheme.unpack_blocks is None:
         raise UnsupportedModelError(
             f"tensor `{tensor}` is stored as `{format}`, which Pelton does not read",
-            hint="use a version of the model in another format, such as Q4_K_M, Q8_0 or bfloat16",
+            hint=OTHER_FORMATS,
         )
     return scheme
 
 
-def announced_method(config: Mapping[str, Any]) -> str | None:
-    """The quant_method of a config.json, also of a text model inside a larger one; None if it announces none."""
+def refuse_quantised(config: Mapping[str, Any], where: str) -> None:
+    """Raises UnsupportedModelError, which names the method, if a config.json says that the weights are quantised.
+
+    A text model inside a larger one says so in its own part.
+    """
     for part in (config, config.get("text_config")):
         quantisation = part.get("quantization_config") if isinstance(part, Mapping) else None
         if quantisation is not None:
-            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
-            return str(method) if method is not None else "unnamed"
-    return None
+            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
+            raise UnsupportedModelError(
+                f"`{where}` is quantised with quant_method `{method}`, which Pelton does not read yet",
+                hint=OTHER_FORMATS,
+            )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pelton.errors import CheckpointError, ModelNotFoundError
+from pelton.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from pelton.weights.vectors import VECTOR_READERS
 
 # Files beside safetensors that text and generation settings are read from.
 SIDECAR_NAMES = (
@@ -105,10 +106,47 @@ class Checkpoint(ABC):
         finally:
             os.close(fd)
 
+    def read_vector(self, name: str) -> Sequence[float]:
+        """A small tensor's values in the file's order. Raises UnsupportedModelError if it is stored in blocks."""
+        tensor = self.tensors[name]
+        reader = VECTOR_READERS.get(tensor.format)
+        if reader is None:
+            raise UnsupportedModelError(
+                f"tensor `{name}` of `{tensor.file}` is stored as `{tensor.format}`; vectors are read from "
+                f"{', '.join(f'`{format}`' for format in VECTOR_READERS)}"
+            )
+        with self.open(tensor.file) as fd:
+            try:
+                return reader(_read(fd, tensor.offset, tensor.nbytes))
+            except (EOFError, OSError) as error:
+                raise unreadable(tensor, error) from error
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors as stored."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def _read(fd: int, offset: int, nbytes: int) -> bytes:
+    chunks: list[bytes] = []
+    while nbytes > 0:
+        chunk = os.pread(fd, nbytes, offset)
+        if not chunk:
+            raise EOFError
+        chunks.append(chunk)
+        offset += len(chunk)
+        nbytes -= len(chunk)
+    return b"".join(chunks)
+
+
+def unreadable(tensor: TensorInfo, error: EOFError | OSError) -> CheckpointError:
+    """What to say when a tensor whose place was checked can't be read after all."""
+    if isinstance(error, EOFError):
+        return CheckpointError(
+            f"`{tensor.file}` ends within tensor `{tensor.name}`: it became shorter while it was read",
+            hint="wait until it is written completely, or download it again",
+        )
+    return CheckpointError(f"tensor `{tensor.name}` of `{tensor.file}` can't be read: {error.strerror}")
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

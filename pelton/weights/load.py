@@ -7,7 +7,6 @@ graphs nor kernels: a program says as `PackRequest`s where it wants what.
 from __future__ import annotations
 
 import itertools
-import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Literal, Protocol
 
 from pelton import _native
 from pelton.errors import CheckpointError, UnsupportedModelError
-from pelton.weights.checkpoint import Checkpoint, TensorInfo
+from pelton.weights.checkpoint import Checkpoint, TensorInfo, unreadable
 
 NAMES_SHOWN = 5  # of a list of names in an error
 
@@ -153,12 +152,19 @@ def _source(checkpoint: Checkpoint, binding: Binding, tensor: TensorInfo, shape:
     if order is not None:
         assert sorted(order) == list(range(shape[0])), f"row_order of `{binding.parameter}` is not a permutation"
     assert not binding.add_one or len(shape) == 1, f"add_one of `{binding.parameter}` is for vectors only"
-    if len(shape) == 1 and tensor.format not in _VECTOR_READERS:
-        raise UnsupportedModelError(
-            f"tensor `{tensor.name}` of `{checkpoint.path}` is a vector stored as `{tensor.format}`; those are read as "
-            f"{', '.join(f'`{name}`' for name in _VECTOR_READERS)}"
-        )
+    if len(shape) == 2:
+        _check_packable(checkpoint, tensor)
     return Source(binding.parameter, tensor, order, binding.add_one)
+
+
+def _check_packable(checkpoint: Checkpoint, tensor: TensorInfo) -> None:
+    try:
+        _native.packed_bytes(tensor.format, *tensor.shape)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"tensor `{tensor.name}` of `{checkpoint.path}` is stored as `{tensor.format}`: {error}",
+            hint="use a version of the model in another format, such as Q4_K_M, Q8_0 or bfloat16",
+        ) from error
 
 
 def _ignored(checkpoint: Checkpoint, used: Mapping[str, str], patterns: Iterable[Ignored]) -> dict[str, str]:
@@ -189,7 +195,7 @@ def _listed(names: Sequence[str], noun: str) -> str:
     return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({shown}{more})"
 
 
-def _fill(source: Source, request: PackRequest, fd: int, team: _native.Team) -> None:
+def _fill(source: Source, request: PackRequest, checkpoint: Checkpoint, fd: int, team: _native.Team) -> None:
     tensor = source.tensor
     if request.layout == "panels":
         n, k = tensor.shape
@@ -197,7 +203,7 @@ def _fill(source: Source, request: PackRequest, fd: int, team: _native.Team) -> 
             team, tensor.format, fd, tensor.offset, n, k, request.destination, request.offset, source.row_order
         )
         return
-    values = _VECTOR_READERS[tensor.format](_read(fd, tensor.offset, tensor.nbytes))
+    values = checkpoint.read_vector(tensor.name)
     if source.row_order is not None:
         values = [values[row] for row in source.row_order]
     if source.add_one:
@@ -205,34 +211,3 @@ def _fill(source: Source, request: PackRequest, fd: int, team: _native.Team) -> 
     packed = struct.pack(f"<{len(values)}f", *values)
     with memoryview(request.destination) as view:
         view[request.offset : request.offset + len(packed)] = packed
-
-
-def _read(fd: int, offset: int, nbytes: int) -> bytes:
-    chunks: list[bytes] = []
-    while nbytes > 0:
-        chunk = os.pread(fd, nbytes, offset)
-        if not chunk:
-            raise EOFError
-        chunks.append(chunk)
-        offset += len(chunk)
-        nbytes -= len(chunk)
-    return b"".join(chunks)
-
-
-def _f32(raw: bytes) -> Sequence[float]:
-    return struct.unpack(f"<{len(raw) // 4}f", raw)
-
-
-def _f16(raw: bytes) -> Sequence[float]:
-    return struct.unpack(f"<{len(raw) // 2}e", raw)
-
-
-def _bf16(raw: bytes) -> Sequence[float]:
-    """bfloat16 is the upper half of a float32."""
-    widened = bytearray(2 * len(raw))
-    widened[2::4] = raw[0::2]
-    widened[3::4] = raw[1::2]
-    return _f32(bytes(widened))
-
-
-_VECTOR_READERS = {"f32": _f32, "f16": _f16, "bf16": _bf16}

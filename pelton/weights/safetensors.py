@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from pelton.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from pelton.quant.detect import refuse_quantised
 from pelton.weights.checkpoint import SIDECAR_NAMES, Checkpoint, FileIdentity, TensorInfo
 
 MAX_HEADER_BYTES = 100_000_000  # the format's limit
@@ -71,6 +72,7 @@ class SafetensorsCheckpoint(Checkpoint):
                 hint="a model is a .gguf file, or a directory with config.json and .safetensors files",
             )
         config = _read_json(config_path)
+        refuse_quantised(config, str(directory))
         index = directory / "model.safetensors.index.json"
         if weights is not None:
             parts = [_read_part(weights)]
