@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from pelton import _native
 from pelton.errors import CheckpointError, UnsupportedModelError
+from pelton.quant.detect import OTHER_FORMATS, scheme_of
 from pelton.weights.checkpoint import Checkpoint, TensorInfo, unreadable
 
 NAMES_SHOWN = 5  # of a list of names in an error
@@ -129,16 +130,9 @@ def load(checkpoint: Checkpoint, resolution: Resolution, requests: Sequence[Pack
         with checkpoint.open(file) as fd:
             for source, request in items:
                 try:
-                    _fill(source, request, fd, team)
-                except EOFError as error:
-                    raise CheckpointError(
-                        f"`{file}` ends within tensor `{source.tensor.name}`: it became shorter while it was read",
-                        hint="wait until it is written completely, or download it again",
-                    ) from error
-                except OSError as error:
-                    raise CheckpointError(
-                        f"tensor `{source.tensor.name}` of `{file}` can't be read: {error}"
-                    ) from error
+                    _fill(source, request, checkpoint, fd, team)
+                except (EOFError, OSError) as error:
+                    raise unreadable(source.tensor, error) from error
 
 
 def _source(checkpoint: Checkpoint, binding: Binding, tensor: TensorInfo, shape: tuple[int, ...]) -> Source:
@@ -158,12 +152,13 @@ def _source(checkpoint: Checkpoint, binding: Binding, tensor: TensorInfo, shape:
 
 
 def _check_packable(checkpoint: Checkpoint, tensor: TensorInfo) -> None:
+    scheme_of(tensor.format, tensor.name)
     try:
         _native.packed_bytes(tensor.format, *tensor.shape)
     except ValueError as error:
         raise UnsupportedModelError(
             f"tensor `{tensor.name}` of `{checkpoint.path}` is stored as `{tensor.format}`: {error}",
-            hint="use a version of the model in another format, such as Q4_K_M, Q8_0 or bfloat16",
+            hint=OTHER_FORMATS,
         ) from error
 
 
