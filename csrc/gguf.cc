@@ -91,6 +91,8 @@ class Parser {
     ParseVersion();
     const uint64_t num_tensors = ParseCount("tensors", kMinTensorBytes, kMaxTensors);
     const uint64_t num_keys = ParseCount("keys", kMinKeyBytes, kMaxKeys);
+    keys_.reserve(num_keys);
+    tensors_.reserve(num_tensors);
     for (uint64_t i = 0; i < num_keys; ++i) ParseKey();
     for (uint64_t i = 0; i < num_tensors; ++i) ParseTensor();
     header_.bytes_.resize(position_);
@@ -101,8 +103,8 @@ class Parser {
 
  private:
   struct Name {
-    uint64_t offset;
-    uint64_t size;
+    uint32_t offset;  // kMaxHeaderBytes bounds both
+    uint32_t size;
   };
   struct RawKey {
     Name name;
@@ -145,7 +147,7 @@ class Parser {
   Name TakeString(const char* what) {
     const uint64_t size = Take<uint64_t>(what);
     Require(size, what);
-    const Name name{position_, size};
+    const Name name{static_cast<uint32_t>(position_), static_cast<uint32_t>(size)};
     position_ += size;
     return name;
   }
