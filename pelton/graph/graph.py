@@ -121,23 +121,26 @@ class Graph:
 
     def cache_layer(self, num_kv_heads: int, head_dim: int, window: int | None) -> CacheLayer:
         """Reserves this layer's place in the group of its window."""
-        for index, group in enumerate(self.cache_groups):
-            if group.window == window:
-                break
-        else:
-            index, group = len(self.cache_groups), CacheGroup(window)
-            self.cache_groups.append(group)
-        layer = CacheLayer(index, len(group.layers), num_kv_heads, head_dim)
-        group.layers.append(layer)
+        windows = [group.window for group in self.cache_groups]
+        if window not in windows:
+            windows.append(window)
+            self.cache_groups.append(CacheGroup(window))
+        index = windows.index(window)
+        layers = self.cache_groups[index].layers
+        layer = CacheLayer(index, len(layers), num_kv_heads, head_dim)
+        layers.append(layer)
         return layer
 
     def output(self, name: str, value: Value) -> None:
+        """Keeps `value` for whoever runs the program: "logits", say."""
+        assert value.graph is self, f"output {name} belongs to another graph"
         self.outputs[name] = value
 
     def record(self, op: Op, name: str, inputs: tuple[Value, ...], attributes: Mapping[str, Any]) -> Node:
         """Called by ops only. Infers the outputs' shapes, which fails on inputs that don't fit."""
         full = self.qualified(name)
         assert full not in self._names, f"two nodes are called {full}"
+        assert all(value.graph is self for value in inputs), f"{full} reads a value of another graph"
         self._names.add(full)
         node = Node(full, op, inputs, attributes)
         for index, (shape, dtype) in enumerate(op.infer(*inputs, **attributes)):

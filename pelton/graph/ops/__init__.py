@@ -1,0 +1,11 @@
+"""What models are written in: one function per operation. Each records a node in the graph of its first input."""
+
+from __future__ import annotations
+
+from pelton.graph.ops.activation import gated_activation
+from pelton.graph.ops.attention import attention, rope
+from pelton.graph.ops.embedding import embedding, gather_rows
+from pelton.graph.ops.linear import add, linear
+from pelton.graph.ops.norm import rms_norm
+
+__all__ = ["add", "attention", "embedding", "gated_activation", "gather_rows", "linear", "rms_norm", "rope"]
