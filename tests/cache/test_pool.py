@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def test_blocks_lie_inside_their_slabs_and_do_not_overlap(pool: BlockPool) -> No
         block_units = GROUPS[group].block_bytes // 64
         spans += [(offset, offset + block_units) for offset in pool.allocate(group, count)]
     spans.sort()
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert all(start // 11 == (end - 1) // 11 for start, end in spans)
     pool.check_integrity()
 
