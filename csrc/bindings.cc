@@ -174,7 +174,6 @@ class OpenBuffer {
   OpenBuffer& operator=(const OpenBuffer&) = delete;
 
   uint8_t* data() const { return buffer_ == nullptr ? nullptr : buffer_->memory.data(); }
-  int64_t bytes() const { return buffer_ == nullptr ? 0 : static_cast<int64_t>(buffer_->memory.bytes()); }
 
  private:
   Buffer* buffer_;
@@ -275,10 +274,8 @@ struct BoundRunner {
   std::mutex mutex;
   Runner runner;
 
-  BoundRunner(Program& program, Buffer* kv_pool_buffer, Buffer& logits_buffer, RunnerLimits limits)
-      : kv_pool(kv_pool_buffer),
-        logits(&logits_buffer),
-        runner(program, std::move(limits), kv_pool.data(), reinterpret_cast<float*>(logits.data()), logits.bytes()) {}
+  BoundRunner(Program& program, RunnerLimits limits, Buffer* kv_pool_buffer, Buffer& logits_buffer, LogitsView view)
+      : kv_pool(kv_pool_buffer), logits(&logits_buffer), runner(program, std::move(limits), kv_pool.data(), view) {}
 
   void enter(nb::handle request) {
     const auto slot = field<int64_t>(request, "slot");
@@ -308,19 +305,34 @@ struct BoundRunner {
   }
 };
 
-void make_runner(BoundRunner* self, Program& program, Buffer* kv_pool, Buffer& logits,
-                 const std::vector<std::pair<int64_t, std::optional<int64_t>>>& cache_groups, int64_t num_slots,
-                 int64_t max_model_len, int64_t max_num_tokens, int64_t vocab_size) {
+// The tile of logits at `offset` bytes of a buffer, rows `stride` floats apart.
+LogitsView view_logits(const Buffer& buffer, int64_t offset, int64_t stride, int64_t vocab_size) {
+  constexpr int64_t kFloat = sizeof(float);
+  const auto num_floats = static_cast<int64_t>(buffer.memory.bytes()) / kFloat;
+  if (offset < 0 || offset % kFloat != 0 || offset / kFloat > num_floats || vocab_size < 1 || stride < vocab_size ||
+      stride > (num_floats - offset / kFloat) / kHeadRows) {
+    throw std::invalid_argument("`logits` does not hold a tile of " + std::to_string(kHeadRows) + " rows, `" +
+                                std::to_string(stride) + "` floats apart, at `" + std::to_string(offset) + "`");
+  }
+  return {reinterpret_cast<const float*>(buffer.memory.data() + offset), stride};
+}
+
+void make_runner(BoundRunner* self, Program& program, Buffer* kv_pool, Buffer& logits, int64_t logits_offset,
+                 int64_t logits_stride, const std::vector<std::pair<int64_t, std::optional<int64_t>>>& cache_groups,
+                 int64_t num_slots, int64_t max_model_len, int64_t max_num_tokens, int64_t vocab_size) {
   RunnerLimits limits{num_slots, max_model_len, max_num_tokens, vocab_size, 0, {}};
   if (kv_pool != nullptr) limits.kv_pool_bytes = static_cast<int64_t>(kv_pool->memory.bytes());
-  for (const auto& [block_bytes, window] : cache_groups) limits.cache_groups.push_back({block_bytes, window.value_or(0)});
-  new (self) BoundRunner(program, kv_pool, logits, std::move(limits));
+  for (const auto& [block_bytes, window] : cache_groups) {
+    limits.cache_groups.push_back({block_bytes, window.value_or(0)});
+  }
+  const LogitsView view = view_logits(logits, logits_offset, logits_stride, vocab_size);
+  new (self) BoundRunner(program, std::move(limits), kv_pool, logits, view);
 }
 
 void bind_runner(nb::module_& module) {
   nb::class_<BoundRunner>(module, "Runner")
-      .def("__init__", &make_runner, "program"_a, "kv_pool"_a.none(), "logits"_a, nb::kw_only(), "cache_groups"_a,
-           "num_slots"_a, "max_model_len"_a, "max_num_tokens"_a, "vocab_size"_a, nb::keep_alive<1, 2>(),
+      .def("__init__", &make_runner, "program"_a, "kv_pool"_a.none(), "logits"_a, nb::kw_only(), "logits_offset"_a,
+           "logits_stride"_a, "cache_groups"_a, "num_slots"_a, "max_model_len"_a, "max_num_tokens"_a, "vocab_size"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("enter", &BoundRunner::enter, "request"_a)
       .def("release", &BoundRunner::release, "slot"_a)

@@ -16,7 +16,7 @@ void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
   }
 }
 
-RunnerLimits checked(RunnerLimits limits, int64_t logits_bytes) {
+RunnerLimits checked(RunnerLimits limits) {
   constexpr int64_t kMaxLength = int64_t{1} << 30;  // rows and positions are int32
   check_range("num_slots", limits.num_slots, 1, kMaxLength);
   check_range("max_model_len", limits.max_model_len, 1, kMaxLength);
@@ -26,16 +26,13 @@ RunnerLimits checked(RunnerLimits limits, int64_t logits_bytes) {
     check_range("block_bytes", group.block_bytes, 1, limits.kv_pool_bytes);
     check_range("window", group.window, 0, kMaxLength);
   }
-  if (logits_bytes < kHeadRows * limits.vocab_size * static_cast<int64_t>(sizeof(float))) {
-    throw std::invalid_argument("`logits` is smaller than a tile of " + std::to_string(kHeadRows) + " rows");
-  }
   return limits;
 }
 
 }  // namespace
 
-Runner::Runner(Program& program, RunnerLimits limits, uint8_t* kv_pool, float* logits, int64_t logits_bytes)
-    : program_(program), slots_(checked(std::move(limits), logits_bytes)), kv_pool_(kv_pool), logits_(logits) {
+Runner::Runner(Program& program, RunnerLimits limits, uint8_t* kv_pool, LogitsView logits)
+    : program_(program), slots_(checked(std::move(limits))), kv_pool_(kv_pool), logits_(logits) {
   const LogitsKernels kernels(program.level());
   samplers_.reserve(program.team().num_threads());
   for (int i = 0; i < program.team().num_threads(); ++i) samplers_.emplace_back(kernels, slots_.limits().vocab_size);
@@ -117,7 +114,7 @@ void Runner::run_tile(const std::vector<SlotWork>& work, size_t first_job, size_
   step_.num_rows = static_cast<int64_t>(num_jobs);
   program_.run_head(step_);
   const auto run = [&](int64_t i, Sampler& sampler) {
-    run_job(work, jobs_[first_job + i], logits_ + i * slots_.limits().vocab_size, sampler);
+    run_job(work, jobs_[first_job + i], logits_.data + i * logits_.stride, sampler);
   };
   if (num_jobs == 1) {
     run(0, samplers_[0]);  // waking the team would cost more

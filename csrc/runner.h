@@ -24,11 +24,17 @@ struct SlotOutcome {
   const char* error = nullptr;
 };
 
+// Where the program's head leaves a tile: kHeadRows rows, `stride` floats apart, of vocab_size logits each.
+struct LogitsView {
+  const float* data;
+  int64_t stride;
+};
+
 class Runner {
  public:
-  // kv_pool may be null without cache groups. logits: [kHeadRows, vocab_size], where the program's head leaves them.
-  // Program and memory must outlive the runner. Throws std::invalid_argument if the sizes do not fit.
-  Runner(Program& program, RunnerLimits limits, uint8_t* kv_pool, float* logits, int64_t logits_bytes);
+  // kv_pool may be null without cache groups. Program and memory must outlive the runner. Throws std::invalid_argument
+  // if the sizes do not fit.
+  Runner(Program& program, RunnerLimits limits, uint8_t* kv_pool, LogitsView logits);
 
   void enter(int64_t slot, Request request) { slots_.enter(slot, std::move(request)); }
   void release(int64_t slot) { slots_.release(slot); }
@@ -57,7 +63,7 @@ class Runner {
   Program& program_;
   Slots slots_;
   uint8_t* kv_pool_;
-  float* logits_;
+  LogitsView logits_;
   std::vector<Sampler> samplers_;  // one per thread of the team
 
   // Of the present step.

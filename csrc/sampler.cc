@@ -243,7 +243,7 @@ void Sampler::select(const Row& row, const Sampling& sampling, float scale) {
     gather(row, cut);
     if (has_top_k) keep_best(sampling.top_k);
     const int64_t total = weigh(row, scale);
-    if (sampling.top_p < 1.0) keep_mass(share_of(sampling.top_p, total));
+    if (sampling.top_p < 1.0) keep_mass(row, scale, share_of(sampling.top_p, total));
     return;
   }
   // top_p alone is a part of the whole row's mass: look among the likeliest first, then further down.
@@ -252,7 +252,7 @@ void Sampler::select(const Row& row, const Sampling& sampling, float scale) {
     gather(row, cut_at(log_share));
     if (weigh(row, scale) >= target) break;
   }
-  keep_mass(target);
+  keep_mass(row, scale, target);
 }
 
 // A logit that at least `count` tokens reach: as many blocks have a maximum of at least that.
@@ -298,11 +298,25 @@ int64_t Sampler::weigh(const Row& row, float scale) {
   return total;
 }
 
-// Keeps the fewest best candidates whose mass is at least `target`: halves the range in which the last one lies.
-void Sampler::keep_mass(int64_t target) {
-  ranking_.assign(candidates_.begin(), candidates_.end());
+// Keeps the fewest best candidates whose mass is at least `target`. The last of them is sought in steps of 1/32 nat,
+// each better than the next, and then, in the step where it lies, by halving.
+void Sampler::keep_mass(const Row& row, float scale, int64_t target) {
+  constexpr int kStepsPerNat = 32;
+  constexpr int kNumSteps = 32 * kStepsPerNat;  // beyond 32 nats there is no mass
+  const auto step_of = [&](const Candidate& candidate) {
+    return static_cast<int>(std::min((row.best - candidate.logit) * scale * kStepsPerNat, kNumSteps - 1.0f));
+  };
+  std::array<int64_t, kNumSteps> step_masses{};
+  for (const Candidate& candidate : candidates_) step_masses[step_of(candidate)] += candidate.mass;
+  int64_t mass = 0;  // of the candidates before the range; less than target
+  int last_step = 0;
+  while (last_step < kNumSteps - 1 && mass + step_masses[last_step] < target) mass += step_masses[last_step++];
+  ranking_.clear();
+  for (const Candidate& candidate : candidates_) {
+    if (step_of(candidate) == last_step) ranking_.push_back(candidate);
+  }
+  if (ranking_.empty()) return;  // rounding put the target above the whole mass
   auto first = ranking_.begin(), last = ranking_.end();
-  int64_t mass = 0;  // of the candidates before `first`, less than target
   while (last - first > 1) {
     const auto middle = first + (last - first) / 2;
     std::nth_element(first, middle, last, is_better);

@@ -135,7 +135,7 @@ class Sampler {
   void gather(const Row& row, float cut);
   void keep_best(int64_t count);
   int64_t weigh(const Row& row, float scale);
-  void keep_mass(int64_t target);
+  void keep_mass(const Row& row, float scale, int64_t target);
   void drop_worse_than(const Candidate& last);
   int32_t draw_from_candidates(uint64_t bits) const;
 
