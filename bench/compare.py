@@ -1,9 +1,10 @@
-"""Pelton beside a peer: the same file, the same threads, runs in turn; medians, ratios pair by pair, shares of ceilings.
+"""Pelton beside a peer: same file, same threads, runs in turn; medians, ratios pair by pair, shares of ceilings.
 
     python bench/compare.py MODEL.gguf --peer-python PEER_VENV/bin/python --output bench/results/compare-NAME
 
 The peer is llama.cpp through `llama-cpp-python`, built natively for this machine in an environment of its own:
-    python -m venv PEER_VENV && CMAKE_ARGS=-DGGML_NATIVE=ON PEER_VENV/bin/pip install --no-binary llama-cpp-python llama-cpp-python
+    python -m venv PEER_VENV
+    CMAKE_ARGS=-DGGML_NATIVE=ON PEER_VENV/bin/pip install --no-binary llama-cpp-python llama-cpp-python
 Writes OUTPUT.json (every run) and OUTPUT.md (the table).
 """
 
