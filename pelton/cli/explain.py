@@ -1,4 +1,4 @@
-"""`pelton explain MODEL`: facts of the files, the memory, every setting and every kernel with its reason. Headers only."""
+"""`pelton explain MODEL`: facts of the files, the memory, each setting and kernel with its reason. Headers only."""
 
 from __future__ import annotations
 
