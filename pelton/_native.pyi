@@ -60,6 +60,13 @@ def pack(
 def unpack(format: str, source: Buffer, offset: int, n: int, k: int) -> Buffer:
     """[n, k] float32 as the format defines it, exactly (for tests and references)."""
 
+def attention_workspace_bytes(
+    max_tokens: int, max_context: int, num_threads: int, heads: int, kv_heads: int, head_dim: int
+) -> int:
+    """Bytes of the workspace that `attention_plan` and the `attention` nodes with these heads and this window share.
+
+    max_tokens: rows of the largest step. max_context: tokens of the longest sequence."""
+
 class StepInput:
     """One step's rows for a direct run of a program (tests, captures). Lists are copied."""
 
