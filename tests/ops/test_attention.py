@@ -119,11 +119,11 @@ def test_other_sequences_do_not_matter(level: str, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("shape", [Shape(9, 3, 64), Shape(4, 1, 80, window=300)], ids=name)
+@pytest.mark.parametrize("shape", [Shape(6, 2, 32), Shape(3, 1, 40, window=300)], ids=name)
 def test_threads_do_not_matter(level: str, shape: Shape) -> None:
-    # The last step is one row at a long context, which threads share by splits and merge.
-    tokens = [Tokens.random(shape, 1100, 3), Tokens.random(shape, 20, 4)]
-    schedule: Schedule = [[(0, 1000), (1, 19)], [(0, 98)], [(0, 1)], [(0, 1), (1, 1)]]
+    # The last steps are one or two rows at a long context, which threads share by splits and merge.
+    tokens = [Tokens.random(shape, 600, 3), Tokens.random(shape, 20, 4)]
+    schedule: Schedule = [[(0, 560), (1, 19)], [(0, 38)], [(0, 1)], [(0, 1), (1, 1)]]
     expected = attend(level, shape, tokens, schedule, num_threads=1)
     for num_threads in (2, 3):
         for one, other in zip(expected, attend(level, shape, tokens, schedule, num_threads), strict=True):
@@ -131,11 +131,11 @@ def test_threads_do_not_matter(level: str, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("extra_workspace", [0, 4000, 40_000])
+@pytest.mark.parametrize("extra_workspace", [0, 1000, 4000])
 def test_a_small_workspace_changes_nothing_but_the_cut(level: str, extra_workspace: int) -> None:
-    shape = Shape(4, 2, 32)
-    tokens = [Tokens.random(shape, 1300, 5)]
-    schedule: Schedule = [[(0, 1296)], [(0, 2)], [(0, 2)]]
+    shape = Shape(2, 2, 16)
+    tokens = [Tokens.random(shape, 1040, 5)]
+    schedule: Schedule = [[(0, 1036)], [(0, 2)], [(0, 2)]]
     expected = attend(level, shape, tokens, schedule, num_threads=2)[0]
     cut = attend(level, shape, tokens, schedule, num_threads=2, extra_workspace=extra_workspace)[0]
     assert np.array_equal(bits(expected), bits(cut))
@@ -192,7 +192,7 @@ def test_quantised_output_is_the_output_quantised(level: str, num_threads: int) 
         with team(num_threads) as workers:
             run(workers, level, nodes, rows, cache.pool)
             run(workers, level, nodes, rows, cache.pool)  # the workspace is as good for the next layer
-        assert fused.any()
+        assert bits(fused).any()
         assert np.array_equal(bits(fused), bits(alone))
 
 
