@@ -18,6 +18,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "attention_plan.h"
 #include "bandwidth.h"
 #include "cpu_features.h"
 #include "file_read.h"
@@ -322,6 +323,21 @@ void bind_gguf(nb::module_& module) {
       .def("tensors", &gguf_tensors);
 }
 
+// ---- Attention ----
+
+void bind_attention(nb::module_& module) {
+  module.def(
+      "attention_workspace_bytes",
+      [](int64_t max_tokens, int64_t max_context, int64_t num_threads, int64_t heads, int64_t kv_heads,
+         int64_t head_dim) {
+        if (max_tokens < 1 || max_context < 1 || num_threads < 1 || heads < 1 || kv_heads < 1 || head_dim < 1) {
+          throw std::invalid_argument("a workspace's sizes are at least 1");
+        }
+        return attention_workspace_bytes(max_tokens, max_context, num_threads, heads, kv_heads, head_dim);
+      },
+      "max_tokens"_a, "max_context"_a, "num_threads"_a, "heads"_a, "kv_heads"_a, "head_dim"_a);
+}
+
 // ---- Program ----
 
 Dim checked_dim(int dim) {
@@ -559,6 +575,7 @@ NB_MODULE(_native, module) {
   pelton::bind_levels(module);
   pelton::bind_gguf(module);
   pelton::bind_weights(module);
+  pelton::bind_attention(module);
   pelton::bind_program(module);
   pelton::bind_runner(module);
 }
