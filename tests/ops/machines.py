@@ -192,5 +192,3 @@ def settings_for_case(case: Case, provider: str, kv_dtype: str) -> CompileSettin
     )
 
 
-def reference_step(case: Case) -> StepContext:
-    return case.step
