@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <limits>
 #include <mutex>
-#include <new>
 #include <utility>
 
 namespace pelton {
@@ -33,15 +32,16 @@ void record(const std::string& owner, int64_t change) {
   if (line->second == 0) book.bytes.erase(line);
 }
 
+// Null if the system refuses.
 uint8_t* map_pages(size_t bytes) {
   void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (address == MAP_FAILED) throw std::bad_alloc();
-  return static_cast<uint8_t*>(address);
+  return address == MAP_FAILED ? nullptr : static_cast<uint8_t*>(address);
 }
 
 // Maps one huge page more than needed and gives back what lies before the first boundary and after the end.
 uint8_t* map_huge_pages(size_t bytes) {
   uint8_t* start = map_pages(bytes + kHugePage);
+  if (start == nullptr) return nullptr;
   const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(start) % kHugePage) % kHugePage;
   if (before != 0) munmap(start, before);
   uint8_t* aligned = start + before;
@@ -55,10 +55,11 @@ uint8_t* map_huge_pages(size_t bytes) {
 }  // namespace
 
 Memory::Memory(size_t bytes, const std::string& owner) : owner_(owner) {
-  if (bytes > std::numeric_limits<size_t>::max() / 2) throw std::bad_alloc();
+  if (bytes > std::numeric_limits<size_t>::max() / 2) throw MemoryRefused(bytes, owner);
   const size_t page = bytes >= kHugePage ? kHugePage : static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t mapped = (std::max<size_t>(bytes, 1) + page - 1) / page * page;
   data_ = bytes >= kHugePage ? map_huge_pages(mapped) : map_pages(mapped);
+  if (data_ == nullptr) throw MemoryRefused(bytes, owner);
   bytes_ = bytes;
   mapped_ = mapped;
   record(owner_, static_cast<int64_t>(bytes_));

@@ -4,15 +4,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <new>
 #include <string>
 
 namespace pelton {
+
+// The system refuses so much memory. Says how much, and for whom.
+class MemoryRefused : public std::bad_alloc {
+ public:
+  MemoryRefused(size_t bytes, const std::string& owner)
+      : message_("the system refuses " + std::to_string(bytes) + " bytes for `" + owner + "`") {}
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
+};
 
 // One mapping, owned. Aligned to 2 MiB when it is at least that large, else to a page.
 class Memory {
  public:
   Memory() = default;
-  // owner: the ledger's line. Throws std::bad_alloc when the system refuses.
+  // owner: the ledger's line. Throws MemoryRefused.
   Memory(size_t bytes, const std::string& owner);
   Memory(Memory&& other) noexcept { swap(other); }
   Memory& operator=(Memory&& other) noexcept {
