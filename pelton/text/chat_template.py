@@ -256,6 +256,7 @@ def _make_environment(source: str) -> minijinja.Environment:
         ) from None
     environment.auto_escape_callback = _no_escaping
     environment.add_filter("tojson", _to_json)
+    environment.add_filter("indent", _indent)
     environment.add_function("raise_exception", _raise_exception)
     environment.add_function("strftime_now", _strftime_now)
     return environment
@@ -316,3 +317,13 @@ def _to_json(
         raise ValueError(f"`tojson` indents by at most {_MAX_INDENT}")
     pair = (separators[0], separators[1]) if separators else None
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
+
+
+def _indent(text: object, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """As in Jinja: unlike minijinja's own, it keeps a line end at the end of the text."""
+    if isinstance(width, int) and width > _MAX_INDENT:
+        raise ValueError(f"`indent` takes at most {_MAX_INDENT}")
+    prefix = width if isinstance(width, str) else " " * width
+    lines = f"{text}\n".splitlines()
+    indented = [prefix + line if line or blank else line for line in lines[1:]]
+    return "\n".join([prefix + lines[0] if first else lines[0], *indented])
