@@ -242,11 +242,14 @@ class LLM:
         def outputs() -> Iterator[RequestOutput]:
             answer = self._start(text, token_ids, sampling)
             try:
-                while not answer.is_finished:
-                    self._step()
+                while True:
                     news = answer.news()
                     if news is not None:
                         yield news
+                    elif answer.is_finished:
+                        return
+                    else:
+                        self._step()
             finally:
                 self._end(answer)
 

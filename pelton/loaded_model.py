@@ -56,13 +56,15 @@ def load_model(settings: Settings) -> LoadedModel:
 
     prepared = prepare(settings)
     checkpoint = prepared.checkpoint
-    source = checkpoint.metadata if checkpoint.kind == "gguf" else checkpoint.path
+    source = checkpoint.metadata if checkpoint.kind == "gguf" else checkpoint.files[0].parent
     tokenizer = load_tokenizer(source)
     tokenizer.check_vocab_size(prepared.spec.vocab_size)
     chat_template = load_chat_template(source, tokenizer)
     generation = read_generation_config(checkpoint.sidecars.get("generation_config.json"))
     runner = prepared.load()
-    engine = Engine(runner, prepared.plan.limits, tuple(sorted(tokenizer.eog_token_ids)))
+    # An end that the model has no row for can't be drawn.
+    ends = sorted(token_id for token_id in tokenizer.eog_token_ids if token_id < prepared.spec.vocab_size)
+    engine = Engine(runner, prepared.plan.limits, tuple(ends))
     return LoadedModel(prepared.name, engine, tokenizer, chat_template, prepared.plan, generation)
 
 
