@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pelton.errors import ChatTemplateError
@@ -18,7 +19,7 @@ from pelton.errors import ChatTemplateError
 if TYPE_CHECKING:
     import minijinja
 
-    from pelton.text.tokenizer import TextFiles, Tokenizer
+    from pelton.text.tokenizer import Tokenizer
 
 # minijinja counts a step per instruction and per few bytes of every string made. Templates in use take about 40 steps
 # per message; copying the whole conversation a few times is the most that any does with its bytes.
@@ -31,22 +32,31 @@ _MAX_OUTPUT_PER_INPUT_CHARACTER = 8
 _MAX_INDENT = 16
 _MAX_DATE_FORMAT_CHARACTERS = 256
 
+_ANOTHER_TEMPLATE = "the template came with the model: it needs another one, or another model"
+
 # Marks of what the assistant said, for training: they produce no text. Whitespace control must stay.
 _GENERATION_BLOCK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
 class ChatTemplate:
-    """One compiled template of one checkpoint."""
+    """One compiled template and the tokenizer it writes for."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """special_tokens: variables of the template such as `bos_token` -> their text.
-
-        Raises ChatTemplateError, with what it stumbled over, if the template does not compile.
-        """
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        """Raises ChatTemplateError, with what it stumbled over, if the template does not compile."""
         if len(source) > _MAX_SOURCE_CHARACTERS:
-            raise ChatTemplateError(f"the chat template has `{len(source)}` characters; at most `{_MAX_SOURCE_CHARACTERS}` are read")
+            raise ChatTemplateError(
+                f"the chat template has `{len(source)}` characters; at most `{_MAX_SOURCE_CHARACTERS}` are read"
+            )
         self.source = source
-        self._special_tokens = dict(special_tokens or {})
+        self._tokenizer = tokenizer
+        ids = {
+            "bos_token": tokenizer.bos_token_id,
+            "eos_token": tokenizer.eos_token_id,
+            "pad_token": tokenizer.pad_token_id,
+        }
+        self._special_tokens = {
+            variable: tokenizer.token_text(token_id) for variable, token_id in ids.items() if token_id is not None
+        }
         self._environment = _make_environment(_GENERATION_BLOCK.sub(_without_generation, source))
         self._lock = threading.Lock()  # the budget of steps is a state of the environment
 
@@ -72,33 +82,32 @@ class ChatTemplate:
         with self._lock:
             text = _run(self._environment, values, _FUEL + _FUEL_PER_INPUT_CHARACTER * num_characters)
         if len(text) > limit:
-            raise ChatTemplateError(f"the chat template made `{len(text)}` characters of a conversation of `{num_characters}`")
+            raise ChatTemplateError(
+                f"the chat template made `{len(text)}` characters of a conversation of `{num_characters}`"
+            )
         return text
 
-    def encode_chat(
+    def encode(
         self,
-        tokenizer: Tokenizer,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
-    ) -> list[int]:
-        """The conversation as token ids, BOS included if the template writes it.
+    ) -> tuple[str, list[int]]:
+        """The conversation as one text and as its token ids; BOS is among them if the template writes it.
 
         Only the template writes control tokens. One that is spelled in the messages or tools stays text: a user can't
         close the turn. Merges across the seam of template and message are the model's own, since the text is encoded
         between true control tokens, not between seams.
         """
-        guard = _ControlTokenGuard(tokenizer.control_tokens, messages, tools)
-        text = self.render(
-            guard.messages, tools=guard.tools, add_generation_prompt=add_generation_prompt, **variables
-        )
-        return guard.encode(tokenizer, text)
+        guard = _ControlTokenGuard(self._tokenizer.control_tokens, messages, tools)
+        text = self.render(guard.messages, tools=guard.tools, add_generation_prompt=add_generation_prompt, **variables)
+        return guard.show(text), guard.encode(self._tokenizer, text)
 
 
 class _ControlTokenGuard:
-    """Hides control tokens that messages spell from the template's own, as private-use characters that occur nowhere."""
+    """Tells control tokens that messages spell from the template's own: hides them as private-use characters."""
 
     def __init__(
         self,
@@ -127,20 +136,22 @@ class _ControlTokenGuard:
         spelled.update(found)
         characters.update(text)
 
+    def show(self, text: str) -> str:
+        """The text with the hidden control tokens spelled out."""
+        for character, spelled in self._text_of.items():
+            text = text.replace(character, spelled)
+        return text
+
     def encode(self, tokenizer: Tokenizer, text: str) -> list[int]:
         if not self._text_of:
             return tokenizer.encode(text, add_special=False, parse_special=True)
-        shown = re.compile(f"[{''.join(self._text_of)}]")
         ids: list[int] = []
         position = 0
-        for match in [*self._pattern.finditer(text), None]:
-            stretch = text[position : match.start() if match else len(text)]
-            plain = shown.sub(lambda hidden: self._text_of[hidden[0]], stretch)
-            ids += tokenizer.encode(plain, add_special=False, parse_special=False)
-            if match:
-                ids += tokenizer.encode(match[0], add_special=False, parse_special=True)
-                position = match.end()
-        return ids
+        for match in self._pattern.finditer(text):
+            ids += tokenizer.encode(self.show(text[position : match.start()]), add_special=False)
+            ids += tokenizer.encode(match[0], add_special=False, parse_special=True)
+            position = match.end()
+        return ids + tokenizer.encode(self.show(text[position:]), add_special=False)
 
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
@@ -188,55 +199,54 @@ def _without_generation(match: re.Match[str]) -> str:
     return f"{{%{before} {'endif' if end else 'if true'} {after}%}}"
 
 
-def load_chat_template(checkpoint: TextFiles, tokenizer: Tokenizer, *, name: str | None = None) -> ChatTemplate:
-    """The chat template of a checkpoint; `name` chooses among several (`tool_use`, `rag`), None is the default one.
+def load_chat_template(
+    source: Mapping[str, object] | Path, tokenizer: Tokenizer, *, name: str = "default"
+) -> ChatTemplate | None:
+    """The chat template of GGUF metadata or of a directory; None if the model has none: it continues text, no more.
 
-    Raises ChatTemplateError if there is none, or none of that name.
+    name: which of several (`tool_use`, `rag`). Raises ChatTemplateError for a name that the model does not have.
     """
-    sources = _named_sources(checkpoint)
-    wanted = name or _DEFAULT
-    if wanted not in sources:
-        if not sources:
-            raise ChatTemplateError(
-                "the model has no chat template: it is probably a base model, made to continue text",
-                "use `pelton generate`, or give a template with `--chat-template FILE`",
-            )
+    sources = _sources_of_directory(source) if isinstance(source, Path) else _sources_of_metadata(source)
+    if not sources:
+        return None
+    if name not in sources:
         raise ChatTemplateError(
-            f"the model has no chat template `{wanted}`", f"it has {', '.join(f'`{each}`' for each in sorted(sources))}"
+            f"the model has no chat template `{name}`", f"it has {', '.join(f'`{each}`' for each in sorted(sources))}"
         )
-    ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id, "pad_token": tokenizer.pad_token_id}
-    texts = {variable: tokenizer.token_text(token_id) for variable, token_id in ids.items() if token_id is not None}
-    return ChatTemplate(sources[wanted], texts)
+    text = sources[name]
+    if not isinstance(text, str):
+        raise ChatTemplateError(f"chat template `{name}` of the model is not text")
+    return ChatTemplate(text, tokenizer)
 
 
-_DEFAULT = "default"
-_GGUF_KEY = "tokenizer.chat_template"
+def _sources_of_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
+    """All templates by name: the one without a name is the default."""
+    key = "tokenizer.chat_template"
+    return {
+        each[len(key) + 1 :] or "default": metadata[each]
+        for each in metadata
+        if each == key or each.startswith(key + ".")
+    }
 
 
-def _named_sources(checkpoint: TextFiles) -> dict[str, str]:
-    """All templates of a checkpoint by name."""
+def _sources_of_directory(directory: Path) -> dict[str, object]:
+    """All templates by name; a file of its own counts for more than an entry in another."""
     from pelton.text.json_tokenizer import read_json, read_text
 
     found: dict[str, object] = {}
-    for key in checkpoint.metadata:
-        if key == _GGUF_KEY or key.startswith(_GGUF_KEY + "."):
-            found[key[len(_GGUF_KEY) + 1 :] or _DEFAULT] = checkpoint.metadata[key]
-    files = checkpoint.sidecars
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        value = read_json(files[name]).get("chat_template") if name in files else None
+    for path in (directory / "tokenizer_config.json", directory / "chat_template.json"):
+        value = read_json(path).get("chat_template") if path.is_file() else None
         if isinstance(value, list):
             found.update({str(item.get("name")): item.get("template") for item in value if isinstance(item, dict)})
         elif value is not None:
-            found[_DEFAULT] = value
-    if "chat_template.jinja" in files:  # where newer checkpoints keep it; then it is the one in force
-        found[_DEFAULT] = read_text(files["chat_template.jinja"])
-    for name, source in found.items():
-        if not isinstance(source, str):
-            raise ChatTemplateError(f"chat template `{name}` of the model is not text")
-    return {name: source for name, source in found.items() if isinstance(source, str)}
+            found["default"] = value
+    if (path := directory / "chat_template.jinja").is_file():
+        found["default"] = read_text(path)
+    found.update({path.stem: read_text(path) for path in sorted(directory.glob("additional_chat_templates/*.jinja"))})
+    return found
 
 
-# --- minijinja ---------------------------------------------------------------------------------------------------------
+# --- minijinja ----------------------------------------------------------------------
 
 
 class _RaisedByTemplate(Exception):
@@ -246,19 +256,17 @@ class _RaisedByTemplate(Exception):
 def _make_environment(source: str) -> minijinja.Environment:
     import minijinja
 
+    environment = minijinja.Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_escape_callback=_no_escaping,
+        filters={"tojson": _to_json, "indent": _indent},
+        globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
+    )
     try:
-        environment = minijinja.Environment(trim_blocks=True, lstrip_blocks=True)
         environment.add_template("chat_template", source)
     except minijinja.TemplateError as error:
-        raise ChatTemplateError(
-            f"the chat template does not compile: {_describe(error)}",
-            "give another with `--chat-template FILE`",
-        ) from None
-    environment.auto_escape_callback = _no_escaping
-    environment.add_filter("tojson", _to_json)
-    environment.add_filter("indent", _indent)
-    environment.add_function("raise_exception", _raise_exception)
-    environment.add_function("strftime_now", _strftime_now)
+        raise ChatTemplateError(f"the chat template does not compile: {_describe(error)}", _ANOTHER_TEMPLATE) from None
     return environment
 
 
@@ -274,7 +282,7 @@ def _run(environment: minijinja.Environment, values: dict[str, Any], fuel: int) 
         if error.kind == "OutOfFuel":
             raise ChatTemplateError(
                 f"the chat template did not come to an end within `{fuel}` steps: {_describe(error)}",
-                "give another with `--chat-template FILE`",
+                _ANOTHER_TEMPLATE,
             ) from None
         raise ChatTemplateError(f"the chat template failed: {_describe(error)}") from None
     except (TypeError, ValueError, OverflowError) as error:  # of a value that can't be converted

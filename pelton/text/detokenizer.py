@@ -8,7 +8,7 @@ from pelton.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one growing sequence: what `push` and `flush` return, joined, equals `Tokenizer.decode` of all tokens.
+    """The text of one growing sequence: what `push` and `finish` return, joined, is `Tokenizer.decode` of all tokens.
 
     A token may end within a character. Its bytes wait for the rest; what can't become a character any more is U+FFFD,
     at the same place as in the whole text. Each token costs time in its own bytes only.
@@ -27,7 +27,7 @@ class Detokenizer:
             return ""
         return self._without_first_space(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
-    def flush(self) -> str:
+    def finish(self) -> str:
         """The text of bytes that still wait: U+FFFD, or nothing. The sequence is over."""
         return self._without_first_space(self._decoder.decode(b"", final=True))
 

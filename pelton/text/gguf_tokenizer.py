@@ -1,21 +1,33 @@
 """Builds a Tokenizer from GGUF metadata; it does not read files and knows no model.
 
 Checked against the vocabularies and token ids that come with llama.cpp. Where llama.cpp and the tokenizer that a model
-was trained with differ, the latter wins; each such place says so.
+was trained with differ, the latter wins: bytes without a token don't part the merges around them, and control tokens are
+never made by merges.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pelton.errors import TokenizerError, UnsupportedModelError
+from pelton.text.gguf_vocabulary import (
+    BYTE,
+    CONTROL,
+    UNKNOWN,
+    USER_DEFINED,
+    Vocabulary,
+    number_list,
+    read_facts,
+    read_flag,
+    read_token_id,
+    read_vocabulary,
+    string_list,
+)
 from pelton.text.pre_tokenizers import DEFAULT_NAME, PRE_TOKENIZERS, PreTokenizer, verification
 from pelton.text.tokenizer import SPACE_MARK, PieceStyle, Tokenizer, TokenizerFacts, byte_of_character
 
@@ -25,36 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Values of `tokenizer.ggml.token_type`.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
-_BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
 _MAX_WORD_CHARACTERS = 100
-
-# Tokens that end a generation whatever the file calls them: many files name only one of several.
-_END_TEXTS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> "
-    "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ "
-    "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
-    "<|file_sep|>".split()
-)
-# HTML's end of strike-out in some vocabularies (Gemma), EOS in others: only a control token of this text ends anything.
-_END_TEXTS_IF_CONTROL = frozenset({"</s>"})
-# Formats in which `<|end|>` closes one message of several: with all tokens of one set present it ends no generation.
-_END_IS_NOT_LAST = (frozenset({"<|return|>", "<|call|>"}), frozenset({"<|calls|>", "<|flush|>"}))
-
 _SUPPORTED_MODELS = ("gpt2", "gemma4", "whitespace", "llama", "bert")
-
-
-@dataclass(frozen=True)
-class _Vocabulary:
-    """The checked arrays of the file; index is token id."""
-
-    tokens: list[str]
-    types: Sequence[int]
-    ids: dict[str, int]
-
-    def of_type(self, *types: int) -> list[int]:
-        return [token_id for token_id, kind in enumerate(self.types) if kind in types]
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, object]) -> Tokenizer:
@@ -67,10 +51,11 @@ def tokenizer_from_metadata(metadata: Mapping[str, object]) -> Tokenizer:
         raise TokenizerError("the file has no tokenizer: `tokenizer.ggml.model` is missing")
     if kind not in _SUPPORTED_MODELS:
         raise UnsupportedModelError(
-            f"tokenizer model `{kind}` is not supported", f"supported are {', '.join(f'`{name}`' for name in _SUPPORTED_MODELS)}"
+            f"tokenizer model `{kind}` is not supported",
+            f"supported are {', '.join(f'`{name}`' for name in _SUPPORTED_MODELS)}",
         )
     with _no_garbage_collection():
-        vocabulary = _read_vocabulary(metadata)
+        vocabulary = read_vocabulary(metadata)
         if kind == "llama":
             return _build_sentencepiece(metadata, vocabulary)
         if kind == "bert":
@@ -90,134 +75,19 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-# --- reading -----------------------------------------------------------------------------------------------------------
-
-
-def _read_vocabulary(metadata: Mapping[str, object]) -> _Vocabulary:
-    tokens = _string_list(metadata, "tokenizer.ggml.tokens")
-    if not tokens:
-        raise TokenizerError("the vocabulary is empty: `tokenizer.ggml.tokens` has no entries")
-    if "" in tokens:
-        empty = [token_id for token_id, text in enumerate(tokens) if not text]
-        logger.warning("%d tokens of the vocabulary have no text, the first is id `%d`: no text makes them", len(empty), empty[0])
-        tokens = [text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(tokens)]
-    ids = dict(zip(tokens, range(len(tokens)), strict=True))
-    if len(ids) != len(tokens):
-        first, text = next((token_id, text) for token_id, text in enumerate(tokens) if ids[text] != token_id)
-        raise TokenizerError(f"the vocabulary has `{text}` twice: ids `{first}` and `{ids[text]}`")
-    types = list(map(int, _number_list(metadata, "tokenizer.ggml.token_type", len(tokens), default=_NORMAL)))
-    for text in _END_TEXTS & ids.keys():
-        types[ids[text]] = _CONTROL  # some files give it as ordinary text, but no user's text may end a generation
-    return _Vocabulary(tokens, types, ids)
-
-
-def _string_list(metadata: Mapping[str, object], key: str) -> list[str]:
-    values = metadata.get(key)
-    if values is None:
-        raise TokenizerError(f"the file has no `{key}`")
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise TokenizerError(f"`{key}` is not an array of strings")
-    strings = list(values)
-    if not set(map(type, strings)) <= {str}:
-        raise TokenizerError(f"`{key}` is not an array of strings")
-    return strings
-
-
-def _number_list(metadata: Mapping[str, object], key: str, count: int, *, default: float | None = None) -> list[float]:
-    values = metadata.get(key)
-    if values is None:
-        if default is None:
-            raise TokenizerError(f"the file has no `{key}`")
-        return [default] * count
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise TokenizerError(f"`{key}` is not an array of numbers")
-    numbers = list(values)
-    if len(numbers) != count:
-        raise TokenizerError(f"`{key}` has `{len(numbers)}` entries for a vocabulary of `{count}` tokens")
-    if not set(map(type, numbers)) <= {int, float} or any(map(math.isnan, numbers)):
-        raise TokenizerError(f"`{key}` is not an array of numbers")
-    return numbers
-
-
-def _token_id(metadata: Mapping[str, object], name: str, vocabulary: _Vocabulary, default: int | None = None) -> int | None:
-    key = f"tokenizer.ggml.{name}_token_id"
-    value = metadata.get(key, default)
-    if value is None:
-        return None
-    if type(value) is not int or not 0 <= value < len(vocabulary.tokens):
-        raise TokenizerError(f"`{key}` is `{value}`; the vocabulary has ids 0 to {len(vocabulary.tokens) - 1}")
-    return value
-
-
-def _flag(metadata: Mapping[str, object], name: str, default: bool) -> bool:
-    return bool(metadata.get(f"tokenizer.ggml.{name}", default))
-
-
-def _read_facts(
-    metadata: Mapping[str, object],
-    vocabulary: _Vocabulary,
-    style: PieceStyle,
-    *,
-    add_bos: bool,
-    bos: int | None = None,
-    eos: int | None = None,
-    add_space_prefix: bool = False,
-    unverified: str | None = None,
-) -> TokenizerFacts:
-    """add_bos, bos and eos are what the kind of tokenizer means where the file is silent."""
-    eos_token_id = _token_id(metadata, "eos", vocabulary, eos)
-    ends = {eos_token_id, *(_token_id(metadata, name, vocabulary) for name in ("eot", "eom"))}
-    ends.update(vocabulary.ids[text] for text in _END_TEXTS if text in vocabulary.ids)
-    ends.update(
-        vocabulary.ids[text]
-        for text in _END_TEXTS_IF_CONTROL
-        if text in vocabulary.ids and vocabulary.types[vocabulary.ids[text]] == _CONTROL
-    )
-    if any(texts <= vocabulary.ids.keys() for texts in _END_IS_NOT_LAST):
-        ends.discard(vocabulary.ids.get("<|end|>"))
-    facts = TokenizerFacts(
-        style=style,
-        bos_token_id=_token_id(metadata, "bos", vocabulary, bos),
-        eos_token_id=eos_token_id,
-        pad_token_id=_token_id(metadata, "padding", vocabulary),
-        eog_token_ids=frozenset(token_id for token_id in ends if token_id is not None),
-        byte_token_ids=_byte_token_ids(vocabulary),
-        add_bos=_flag(metadata, "add_bos_token", add_bos),
-        add_eos=_flag(metadata, "add_eos_token", False),
-        add_space_prefix=add_space_prefix,
-        unverified=unverified,
-    )
-    for wanted, token_id, name in ((facts.add_bos, facts.bos_token_id, "bos"), (facts.add_eos, facts.eos_token_id, "eos")):
-        if wanted and token_id is None:
-            raise TokenizerError(f"the file asks for {name.upper()} in every text, but has no `tokenizer.ggml.{name}_token_id`")
-    return facts
-
-
-def _byte_token_ids(vocabulary: _Vocabulary) -> dict[int, int]:
-    found = {}
-    for token_id in vocabulary.of_type(_BYTE):
-        match = _BYTE_TEXT.fullmatch(vocabulary.tokens[token_id])
-        if match is None:
-            raise TokenizerError(f"token `{token_id}` is a byte, but its text is `{vocabulary.tokens[token_id]}`, not `<0xNN>`")
-        found[token_id] = int(match[1], 16)
-    return found
-
-
-# --- building ----------------------------------------------------------------------------------------------------------
-
-
-def _build_bpe(metadata: Mapping[str, object], vocabulary: _Vocabulary, name: object) -> Tokenizer:
+def _build_bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, name: object) -> Tokenizer:
     import tokenizers
     from tokenizers import decoders, normalizers, pre_tokenizers
 
     rule, unverified = _choose_rule(name)
-    merges = _split_merges(_string_list(metadata, "tokenizer.ggml.merges"))
+    merges = _split_merges(string_list(metadata, "tokenizer.ggml.merges"))
     backend = tokenizers.Tokenizer(
         _make_bpe(vocabulary.ids, merges, ignore_merges=rule.ignore_merges, byte_fallback=not rule.byte_level)
     )
     behaviour = "removed" if rule.drop_unmatched else "isolated"
     steps: list[pre_tokenizers.PreTokenizer] = [
-        pre_tokenizers.Split(tokenizers.Regex(pattern), behaviour, invert=rule.drop_unmatched) for pattern in rule.patterns
+        pre_tokenizers.Split(tokenizers.Regex(pattern), behaviour, invert=rule.drop_unmatched)
+        for pattern in rule.patterns
     ]
     if rule.byte_level:
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
@@ -228,7 +98,7 @@ def _build_bpe(metadata: Mapping[str, object], vocabulary: _Vocabulary, name: ob
     if rule.escape_spaces:
         backend.normalizer = normalizers.Replace(" ", SPACE_MARK)
     style = PieceStyle.BYTE_CHARACTERS if rule.byte_level else PieceStyle.SPACE_MARKS
-    facts = _read_facts(metadata, vocabulary, style, add_bos=rule.add_bos, unverified=unverified)
+    facts = read_facts(metadata, vocabulary, style, add_bos=rule.add_bos, unverified=unverified)
     if rule.byte_level:
         lost = bytes(byte for character, byte in byte_of_character().items() if character not in vocabulary.ids)
         facts = replace(facts, lost_bytes=lost)
@@ -238,7 +108,11 @@ def _build_bpe(metadata: Mapping[str, object], vocabulary: _Vocabulary, name: ob
 def _choose_rule(name: object) -> tuple[PreTokenizer, str | None]:
     """The pre-tokenizer of that name, and why its token ids may be wrong (None: they have been checked)."""
     if isinstance(name, str) and name in PRE_TOKENIZERS:
-        reason = f"pre type `{name}` has not been checked against a vocabulary" if verification(name) == "unverified" else None
+        reason = (
+            f"pre type `{name}` has not been checked against a vocabulary"
+            if verification(name) == "unverified"
+            else None
+        )
         return PRE_TOKENIZERS[name], reason
     said = "the file names no pre type" if name is None else f"pre type `{name}` is unknown"
     reason = f"{said}; words are cut as for `{DEFAULT_NAME}`, which may not be what the model was trained with"
@@ -268,28 +142,36 @@ def _make_bpe(
 
     # 10,000 words is the library's own cache size; words repeat, so it is worth its few hundred kilobytes.
     return models.BPE(
-        ids, merges, ignore_merges=ignore_merges, byte_fallback=byte_fallback, unk_token=unknown, fuse_unk=unknown is not None
+        ids,
+        merges,
+        ignore_merges=ignore_merges,
+        byte_fallback=byte_fallback,
+        unk_token=unknown,
+        fuse_unk=unknown is not None,
     )
 
 
-def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: _Vocabulary) -> Tokenizer:
+def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> Tokenizer:
     import tokenizers
     from tokenizers import normalizers
 
-    scores = _number_list(metadata, "tokenizer.ggml.scores", len(vocabulary.tokens))
-    unknown = _token_id(metadata, "unknown", vocabulary, 0)
+    scores = number_list(metadata, "tokenizer.ggml.scores", len(vocabulary.tokens))
+    unknown = read_token_id(metadata, "unknown", vocabulary, 0)
     assert unknown is not None
     backend = tokenizers.Tokenizer(
         _make_bpe(
-            vocabulary.ids, _merges_from_scores(vocabulary, scores), byte_fallback=True, unknown=vocabulary.tokens[unknown]
+            vocabulary.ids,
+            _merges_from_scores(vocabulary, scores),
+            byte_fallback=True,
+            unknown=vocabulary.tokens[unknown],
         )
     )
-    add_space_prefix = _flag(metadata, "add_space_prefix", True)
+    add_space_prefix = read_flag(metadata, "add_space_prefix", True)
     escape = normalizers.Replace(" ", SPACE_MARK)
     # Added tokens are cut out first, and each stretch of text between them gets its own prefix, as in llama.cpp.
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), escape]) if add_space_prefix else escape
     backend.decoder = _space_mark_decoder(strip=add_space_prefix)
-    facts = _read_facts(
+    facts = read_facts(
         metadata,
         vocabulary,
         PieceStyle.SPACE_MARKS,
@@ -301,14 +183,14 @@ def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: _Vocabulary
     return _finish(backend, metadata, vocabulary, facts)
 
 
-def _merges_from_scores(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges_from_scores(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
     """All pairs of pieces that make a piece, best score first.
 
     SentencePiece joins the adjacent pair whose result has the best score. Of the pairs that make one piece only one can
     ever be adjacent: as long as no merge crosses the ends of a stretch of text, its merges go as if it stood alone. So
     the order among the pairs of one piece is free. Control, unknown and byte tokens are no pieces: text never makes them.
     """
-    no_pieces = (_CONTROL, _UNKNOWN, _BYTE)
+    no_pieces = (CONTROL, UNKNOWN, BYTE)
     piece_ids = [token_id for token_id, kind in enumerate(vocabulary.types) if kind not in no_pieces]
     pieces = {vocabulary.tokens[token_id] for token_id in piece_ids}
     piece_ids.sort(key=scores.__getitem__, reverse=True)
@@ -328,53 +210,53 @@ def _space_mark_decoder(*, strip: bool) -> decoders.Decoder:
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
 
 
-def _build_wordpiece(metadata: Mapping[str, object], vocabulary: _Vocabulary) -> Tokenizer:
+def _build_wordpiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> Tokenizer:
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
     # The file marks what starts a word; the library marks what continues one.
     spelled = [
-        text if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) else text[1:] if text.startswith(SPACE_MARK) else "##" + text
+        text if kind in (CONTROL, UNKNOWN, USER_DEFINED) else text[1:] if text.startswith(SPACE_MARK) else "##" + text
         for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
     ]
     ids = dict(zip(spelled, range(len(spelled)), strict=True))
     if len(ids) != len(spelled):
         raise TokenizerError("two tokens of the WordPiece vocabulary are spelled alike")
-    vocabulary = _Vocabulary(spelled, vocabulary.types, ids)
-    unknown = _token_id(metadata, "unknown", vocabulary)
+    vocabulary = Vocabulary(spelled, vocabulary.types, ids)
+    unknown = read_token_id(metadata, "unknown", vocabulary)
     if unknown is None:
         raise TokenizerError("the file has no `tokenizer.ggml.unknown_token_id`, which WordPiece needs")
     # Matching a word takes time quadratic in its length: the limit is BERT's, and a defence.
     backend = tokenizers.Tokenizer(
         models.WordPiece(ids, unk_token=spelled[unknown], max_input_chars_per_word=_MAX_WORD_CHARACTERS)
     )
-    lowercase = _flag(metadata, "normalizer.lowercase", True)
+    lowercase = read_flag(metadata, "normalizer.lowercase", True)
     backend.normalizer = normalizers.BertNormalizer(
-        lowercase=lowercase, strip_accents=_flag(metadata, "normalizer.strip_accents", lowercase)
+        lowercase=lowercase, strip_accents=read_flag(metadata, "normalizer.strip_accents", lowercase)
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(cleanup=False)
     # What stands around every text: older files leave it to the names. The key is spelled so in every file.
-    start = _token_id(metadata, "cls", vocabulary, ids.get("[CLS]"))
-    separator = _token_id(metadata, "seperator", vocabulary, ids.get("[SEP]"))
+    start = read_token_id(metadata, "cls", vocabulary, ids.get("[CLS]"))
+    separator = read_token_id(metadata, "seperator", vocabulary, ids.get("[SEP]"))
     if separator is None:
         raise TokenizerError("the file has no `tokenizer.ggml.seperator_token_id`, which ends every text of BERT")
-    facts = _read_facts(metadata, vocabulary, PieceStyle.WORD_PARTS, add_bos=True, bos=start)
+    facts = read_facts(metadata, vocabulary, PieceStyle.WORD_PARTS, add_bos=True, bos=start)
     return _finish(backend, metadata, vocabulary, replace(facts, eos_token_id=separator, add_eos=True))
 
 
 def _finish(
-    backend: tokenizers.Tokenizer, metadata: Mapping[str, object], vocabulary: _Vocabulary, facts: TokenizerFacts
+    backend: tokenizers.Tokenizer, metadata: Mapping[str, object], vocabulary: Vocabulary, facts: TokenizerFacts
 ) -> Tokenizer:
     """Add what stands outside the merges: control and user-defined tokens, BOS and EOS."""
     from tokenizers import AddedToken, processors
 
     strips = _strip_rules(metadata)
     added = []
-    for token_id in vocabulary.of_type(_UNKNOWN, _CONTROL, _USER_DEFINED):
+    for token_id in vocabulary.of_type(UNKNOWN, CONTROL, USER_DEFINED):
         text = vocabulary.tokens[token_id]
         lstrip, rstrip = strips(text)
-        special = vocabulary.types[token_id] != _USER_DEFINED
+        special = vocabulary.types[token_id] != USER_DEFINED
         added.append(AddedToken(text, lstrip=lstrip, rstrip=rstrip, normalized=False, special=special))
     backend.add_tokens(added)
     first, last = facts.bos_token_id if facts.add_bos else None, facts.eos_token_id if facts.add_eos else None
@@ -382,7 +264,9 @@ def _finish(
         names = ("BOS" if first is not None else None, "$A", "EOS" if last is not None else None)
         backend.post_processor = processors.TemplateProcessing(
             single=[name for name in names if name is not None],
-            special_tokens=[(name, token_id) for name, token_id in (("BOS", first), ("EOS", last)) if token_id is not None],
+            special_tokens=[
+                (name, token_id) for name, token_id in (("BOS", first), ("EOS", last)) if token_id is not None
+            ],
         )
     return Tokenizer(backend, facts)
 

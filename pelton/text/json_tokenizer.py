@@ -21,31 +21,31 @@ _MAX_FILE_BYTES = 256 << 20
 _BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
-def tokenizer_from_files(files: Mapping[str, Path], config: Mapping[str, Any] | None = None) -> Tokenizer:
-    """files: by name, at least `tokenizer.json`; config: the model's `config.json`, for its EOS.
+_SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
+
+
+def tokenizer_from_directory(directory: Path) -> Tokenizer:
+    """Build the tokenizer that a directory's `tokenizer.json` describes.
 
     Raises TokenizerError for a missing or malformed file, UnsupportedModelError for a decoder Pelton does not know.
     """
     import tokenizers
 
-    path = files.get("tokenizer.json")
-    if path is None:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
         raise TokenizerError(
-            f"the model has no `tokenizer.json`, only {', '.join(f'`{name}`' for name in sorted(files)) or 'no text files'}",
-            "convert the tokenizer with transformers: `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",
+            f"`{directory}` has no `tokenizer.json`",
+            "make one with transformers: `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",
         )
     source = read_text(path)
     try:
         backend = tokenizers.Tokenizer.from_str(source)
-    except Exception as error:  # the library raises bare Exception for every fault of the file
+    except Exception as error:  # the library raises nothing narrower for a fault of the file
         raise TokenizerError(f"`{path}` is not a tokenizer: {error}") from error
     backend.no_padding()
     backend.no_truncation()
-    settings = {name: read_json(files[name]) for name in _SETTINGS_FILES if name in files}
-    return Tokenizer(backend, _read_facts(backend, json.loads(source), settings, config or {}))
-
-
-_SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+    settings = {name: read_json(directory / name) for name in _SETTINGS_FILES if (directory / name).is_file()}
+    return Tokenizer(backend, _read_facts(backend, json.loads(source), settings))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -72,12 +72,13 @@ def read_text(path: Path) -> str:
 
 
 def _read_facts(
-    backend: tokenizers.Tokenizer, source: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]
+    backend: tokenizers.Tokenizer, source: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]
 ) -> TokenizerFacts:
     style, add_space_prefix = _piece_style(source)
     ids = {role: _role_id(backend, settings, role) for role in ("bos", "eos", "pad")}
-    ends = {ids["eos"], *_token_ids(backend, config.get("eos_token_id"), "config.json")}
-    ends.update(_token_ids(backend, settings.get("generation_config.json", {}).get("eos_token_id"), "generation_config.json"))
+    ends = {ids["eos"]}
+    for name in ("generation_config.json", "config.json"):
+        ends.update(_end_ids(settings.get(name, {}).get("eos_token_id"), name))
     around = backend.encode("", add_special_tokens=True).ids
     return TokenizerFacts(
         style=style,
@@ -107,14 +108,13 @@ def _role_id(backend: tokenizers.Tokenizer, settings: Mapping[str, Mapping[str, 
     return None
 
 
-def _token_ids(backend: tokenizers.Tokenizer, value: object, name: str) -> list[int]:
+def _end_ids(value: object, name: str) -> list[int]:
     """`eos_token_id` of a settings file: one id, a list of ids, or nothing."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     for token_id in values:
         if type(token_id) is not int or token_id < 0:
             raise TokenizerError(f"`eos_token_id` of `{name}` is `{value}`; it is a token id or a list of them")
-    # Ids of padding rows of the embedding occur: they end a generation all the same.
-    return values
+    return list(values)
 
 
 def _byte_token_ids(backend: tokenizers.Tokenizer) -> dict[int, int]:
@@ -132,7 +132,9 @@ def _piece_style(source: Mapping[str, Any]) -> tuple[PieceStyle, bool]:
         return PieceStyle.WORD_PARTS, False
     if "Metaspace" in kinds:
         step = steps[kinds.index("Metaspace")]
-        return PieceStyle.SPACE_MARKS, step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True)
+        return PieceStyle.SPACE_MARKS, step.get("prepend_scheme", "always") != "never" and step.get(
+            "add_prefix_space", True
+        )
     if "ByteFallback" in kinds:
         return PieceStyle.SPACE_MARKS, any(step.get("type") == "Strip" and step.get("start") for step in steps)
     raise UnsupportedModelError(

@@ -84,7 +84,9 @@ _AFMOE_SCRIPTS = (
     "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
     "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
 )
-_JAIS2_SPACES = "|".join([*(rf"\s{{{run}}}(?!\S)" for run in (512, 256, 128, 64, 32, 16, 8, 4)), r"\s{1,2}(?!\S)", r"\s"])
+_JAIS2_SPACES = "|".join(
+    [*(rf"\s{{{run}}}(?!\S)" for run in (512, 256, 128, 64, 32, 16, 8, 4)), r"\s{1,2}(?!\S)", r"\s"]
+)
 _NOT_HAN = r"&&[^\p{Han}]"
 _KIMI_UPPER = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NOT_HAN}]"
 _KIMI_LOWER = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{_NOT_HAN}]"
@@ -181,9 +183,7 @@ _RULES: dict[PreTokenizer, str] = {
     ): "kimi-k2",
     PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")): "superbpe",
     PreTokenizer(
-        (
-            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|" + _SPACES,
-        )
+        (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|" + _SPACES,)
     ): "bailingmoe bailingmoe2 llada-moe",
     PreTokenizer(
         ("|".join((_ANY_CASE_SUFFIXES, _WORD, _ONE_DIGIT, r" ?[^\s\p{L}\p{N}\r\n]+", _LINE_ENDS, _SPACES)),)
@@ -216,9 +216,10 @@ _RULES: dict[PreTokenizer, str] = {
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: rule for rule, names in _RULES.items() for name in names.split()}
 
 # Names whose own vocabulary has been run against published token ids or against llama.cpp itself.
-VERIFIED_NAMES = frozenset(
-    "command-r deepseek-coder deepseek-llm falcon gemma4 gpt-2 llama-bpe mpt qwen2 qwen35 refact smollm starcoder".split()
-)
+VERIFIED_NAMES = frozenset({
+    "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma4", "gpt-2", "llama-bpe", "mpt", "qwen2", "qwen35",
+    "refact", "smollm", "starcoder",
+})  # fmt: skip
 
 DEFAULT_NAME = "default"
 

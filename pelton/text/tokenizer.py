@@ -1,7 +1,7 @@
-"""Text to token ids and back for one vocabulary; it knows no model and no file format beside `tokenizer.json`.
+"""Text to token ids and back for one vocabulary; it knows no model and no file format.
 
-Three kinds of token matter here. *Control* tokens (`<|im_end|>`) steer the model: they are read from text only where the
-caller says that the text is a template's, and are left out of decoded text unless asked for. *User-defined* tokens
+Three kinds of token matter here. *Control* tokens (`<|im_end|>`) steer the model: they are read from text only where
+the caller says that the text is a template's, and are left out of decoded text unless asked for. *User-defined* tokens
 (`<think>`, runs of spaces) are ordinary text that is always one token. All others come out of the merges.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from pelton.errors import ContextLengthError, RequestError, TokenizerError
 
@@ -137,7 +137,7 @@ class Tokenizer:
             return list(backend.encode(text, add_special_tokens=add_special).ids)
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"the text is not valid Unicode: a lone surrogate `{ascii(text[error.start])}` at character `{error.start}`"
+                f"the text is not valid Unicode: character `{error.start}` is the lone surrogate `{text[error.start]!a}`"
             ) from error
 
     def _tell_of_loss(self, data: bytes) -> None:
@@ -145,7 +145,9 @@ class Tokenizer:
         if len(kept) != len(data):
             self._loss_told = True
             lost = " ".join(f"{byte:02x}" for byte in sorted(set(data) - set(kept)))
-            logger.warning("the vocabulary has no tokens for some bytes of the text, which it loses (told once): %s", lost)
+            logger.warning(
+                "the vocabulary has no tokens for some bytes of the text, which it loses (told once): %s", lost
+            )
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD.
@@ -153,7 +155,9 @@ class Tokenizer:
         skip_special: leave control tokens out.
         at_start:     the ids are a whole text, not the rest of one: the space that SentencePiece put before it goes.
         """
-        data = b"".join(self.token_bytes(token_id) for token_id in ids if not (skip_special and self.is_control(token_id)))
+        data = b"".join(
+            self.token_bytes(token_id) for token_id in ids if not (skip_special and self.is_control(token_id))
+        )
         text = data.decode("utf-8", "replace")
         return text[1:] if at_start and self.strips_leading_space and text.startswith(" ") else text
 
@@ -231,27 +235,15 @@ def byte_of_character() -> dict[str, int]:
 _BYTE_OF_CHARACTER: dict[str, int] = {}
 
 
-class TextFiles(Protocol):
-    """What is needed of a checkpoint here (`pelton.weights.checkpoint.Checkpoint` is one)."""
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """Keys of a GGUF file, or the `config.json` of a directory."""
-
-    @property
-    def sidecars(self) -> Mapping[str, Path]:
-        """Files beside safetensors by name; empty for a GGUF file."""
-
-
-def load_tokenizer(checkpoint: TextFiles) -> Tokenizer:
-    """The tokenizer of a checkpoint: from its `tokenizer.ggml.*` keys, or from `tokenizer.json` and the files beside it.
+def load_tokenizer(source: Mapping[str, object] | Path) -> Tokenizer:
+    """The tokenizer of GGUF metadata (its `tokenizer.ggml.*` keys), or of a directory with a `tokenizer.json`.
 
     Raises TokenizerError for a missing or malformed vocabulary, UnsupportedModelError for a kind Pelton does not know.
     """
-    if "tokenizer.ggml.model" in checkpoint.metadata:
-        from pelton.text.gguf_tokenizer import tokenizer_from_metadata
+    if isinstance(source, Path):
+        from pelton.text.json_tokenizer import tokenizer_from_directory
 
-        return tokenizer_from_metadata(checkpoint.metadata)
-    from pelton.text.json_tokenizer import tokenizer_from_files
+        return tokenizer_from_directory(source)
+    from pelton.text.gguf_tokenizer import tokenizer_from_metadata
 
-    return tokenizer_from_files(checkpoint.sidecars, checkpoint.metadata)
+    return tokenizer_from_metadata(source)

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from pelton.errors import UsageError
+
+# Text of this length can be held back, and is copied once per piece that comes meanwhile.
+MAX_STOP_CHARACTERS = 1024
+
 
 class StopMatcher:
     """Watches a growing text for the first of several strings, wherever the pieces are cut.
 
     The string that is complete first matches; of two complete at the same character, the longer. Text is handed out as
-    soon as it can't be the beginning of a match. An Aho-Corasick automaton: time linear in the text, whatever the strings.
+    soon as it can't be the beginning of a match. An Aho-Corasick automaton: its time is linear in the text.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """stops: not empty strings; none at all is allowed and matches nothing."""
-        if not all(stops):
-            raise ValueError("a stop string is empty")
+    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
+        """stops: not empty; no strings at all match nothing. include_stop: show the match too, and nothing after it."""
+        longest = max(map(len, stops), default=0)
+        if not all(stops) or longest > MAX_STOP_CHARACTERS:
+            raise UsageError(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters")
+        self._include_stop = include_stop
         # State n is a prefix of some stop string; 0 is the empty one.
         self._next: list[dict[str, int]] = [{}]
         self._depth: list[int] = [0]
@@ -31,7 +38,7 @@ class StopMatcher:
     def push(self, text: str) -> tuple[str, str | None]:
         """Add text; return what may be shown, and the stop string if one is complete now.
 
-        Shown text never contains any part of the match. After a match nothing more is shown.
+        After a match nothing more is shown.
         """
         if self._matched is not None:
             return "", self._matched
@@ -46,13 +53,13 @@ class StopMatcher:
             if stop is not None:
                 seen = self._held + text[: position + 1]
                 self._held, self._matched = "", stop
-                return seen[: len(seen) - len(stop)], stop
+                return seen if self._include_stop else seen[: len(seen) - len(stop)], stop
         seen = self._held + text
         cut = len(seen) - self._depth[state]
         self._state, self._held = state, seen[cut:]
         return seen[:cut], None
 
-    def flush(self) -> str:
+    def finish(self) -> str:
         """Text held back for a match that never came. The text is over."""
         held, self._held, self._state = self._held, "", 0
         return held
