@@ -78,6 +78,11 @@ class LLM:
         return self._loaded.plan.limits.max_model_len
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids lie in [0, vocab_size)."""
+        return self._loaded.plan.limits.vocab_size
+
+    @property
     def plan(self) -> Plan:
         """The sizes it runs with, and why."""
         return self._loaded.plan
@@ -106,9 +111,7 @@ class LLM:
         priority:         one per prompt, lower goes first.
         Raises ContextLengthError or RequestError, naming the prompt, before anything runs.
         """
-        is_one = isinstance(prompts, str | dict) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        many: list[Any] = [prompts] if is_one else list(prompts)
-        encoded = [self._encoded(prompt) for prompt in many]
+        encoded = [self._encoded(prompt) for prompt in _each(prompts)]
         return self._run(encoded, self._sampling_for(sampling_params, len(encoded)), priority)
 
     def chat(
@@ -272,3 +275,11 @@ class LLM:
     def _end(self, answer: Answer) -> None:
         if self._answers.pop(answer.request_id, None) is not None and self._model is not None:
             self._model.engine.abort(answer.request_id)
+
+
+def _each(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    """One prompt is a text, a dict, or a list of numbers; all else is a list of prompts."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    many: list[Any] = list(prompts)
+    return [many] if many and isinstance(many[0], int) else many
