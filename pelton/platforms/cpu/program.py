@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pelton import _native
 from pelton.graph.formats import FORMATS
-from pelton.graph.graph import TOKENS, CacheLayer, Parameter, Value
+from pelton.graph.graph import TOKENS, CacheLayer, Node, Parameter, Value
 from pelton.graph.kernel import Group, Packing
 from pelton.graph.program import Program, dimension
 from pelton.platforms.cpu.kernels import CpuKernel
@@ -64,6 +64,36 @@ class CpuProgram:
         self._emitter.close()
 
 
+@dataclass(frozen=True)
+class Workspace:
+    """Memory that nodes of several layers share within a step. key: what they have in common."""
+
+    key: tuple[object, ...]
+    nbytes: int
+
+
+def rope_workspace(node: Node, program: Program) -> Workspace:
+    inv_freq, factor = node.attributes["inv_freq"], node.attributes["attention_factor"]
+    return Workspace(("rope", inv_freq, factor), max(8 * len(inv_freq) * program.settings.max_tokens, LINE))
+
+
+def attention_workspace(node: Node, program: Program, num_threads: int) -> Workspace:
+    cache: CacheLayer = node.attributes["cache"]
+    sizes = (node.attributes["num_heads"], cache.num_kv_heads, cache.head_dim)
+    nbytes = _native.attention_workspace_bytes(
+        program.settings.max_tokens, program.settings.max_context, num_threads, *sizes
+    )
+    return Workspace(("attention", cache.group, *sizes), nbytes)
+
+
+def workspace_bytes(program: Program, num_threads: int) -> int:
+    """What the program will take beyond its arena and its weights, for the memory plan."""
+    turns = {rope_workspace(node, program) for group in program.groups for node in group.of("rope")}
+    attends = [node for group in program.groups for node in group.of("attention")]
+    plans = {attention_workspace(node, program, num_threads) for node in attends}
+    return sum(shared.nbytes for shared in turns | plans)
+
+
 def _weight_places(packings: Sequence[Packing]) -> tuple[WeightPlace, ...]:
     """One buffer for all weights, in the order in which a step reads them."""
     buffer = _native.Buffer(max(sum(packing.nbytes for packing in packings), LINE), "weights")
@@ -82,8 +112,8 @@ class Emitter:
         self._program = owner.program
         self._num_threads = team.num_threads
         self._weights = {place.packing.parameter: place for place in owner.weight_places}
-        self._constants: dict[tuple[float, ...], _native.Buffer] = {}
-        self._plans: dict[tuple[int, int, int, int, int], _native.Buffer] = {}
+        self._constants: list[_native.Buffer] = []
+        self._workspaces: dict[Workspace, _native.Buffer] = {}
         self._level = ""
         self._dim = 0
 
@@ -126,32 +156,45 @@ class Emitter:
         """How a value is quantised; 0 for float32 and for none."""
         return 0 if value is None else MODES[value.dtype]
 
-    def constant(self, values: tuple[float, ...]) -> int:
-        """Address of these numbers as float32, shared by all who need the same."""
-        if values not in self._constants:
-            buffer = self._constants[values] = _native.Buffer(max(4 * len(values), LINE), "constants")
-            with memoryview(buffer) as view:
-                struct.pack_into(f"<{len(values)}f", view, 0, *values)
-        return self._constants[values].address
+    def rope_table(self, node: Node) -> int:
+        """Address of cos and sin of a step's positions, made once for all layers that turn alike: the first adds the
+        node that makes them."""
+        shared = rope_workspace(node, self._program)
+        is_new, table = self._workspace(shared)
+        if is_new:
+            inv_freq, factor = node.attributes["inv_freq"], node.attributes["attention_factor"]
+            self.add("rope_table", [self._constant(inv_freq), table], [2 * len(inv_freq)], [factor])
+        return table
+
+    def attention_plan(self, node: Node) -> int:
+        """Address of the plan of a step's attention, likewise made once for all layers that are cut alike."""
+        shared = attention_workspace(node, self._program, self._num_threads)
+        is_new, plan = self._workspace(shared)
+        if is_new:
+            cache: CacheLayer = node.attributes["cache"]
+            sizes = (node.attributes["num_heads"], cache.num_kv_heads, cache.head_dim, node.attributes["window"] or 0)
+            self.add("attention_plan", [plan], [*sizes, shared.nbytes])
+        return plan
+
+    def _workspace(self, shared: Workspace) -> tuple[bool, int]:
+        is_new = shared not in self._workspaces
+        if is_new:
+            self._workspaces[shared] = _native.Buffer(shared.nbytes, "workspace")
+        return is_new, self._workspaces[shared].address
+
+    def _constant(self, values: tuple[float, ...]) -> int:
+        """Address of these numbers as float32."""
+        buffer = _native.Buffer(max(4 * len(values), LINE), "constants")
+        with memoryview(buffer) as view:
+            struct.pack_into(f"<{len(values)}f", view, 0, *values)
+        self._constants.append(buffer)
+        return buffer.address
 
     def cache_place(self, cache: CacheLayer) -> tuple[int, int, int, int]:
         """Group, offsets of keys and values in its blocks, dtype."""
         keys, values = self._program.cache_layout[cache.group].offsets[cache.layer]
         return cache.group, keys, values, KV_IDS[self._program.settings.kv_dtype]
 
-    def attention_plan(self, heads: int, cache: CacheLayer, window: int) -> int:
-        """Address of the workspace in which a step's attention is planned, once for all layers that are cut alike. The
-        first of them adds the node that plans."""
-        key = (heads, cache.num_kv_heads, cache.head_dim, window, cache.group)
-        if key not in self._plans:
-            settings = self._program.settings
-            nbytes = _native.attention_workspace_bytes(
-                settings.max_tokens, settings.max_context, self._num_threads, heads, cache.num_kv_heads, cache.head_dim
-            )
-            buffer = self._plans[key] = _native.Buffer(nbytes, "attention workspace")
-            self.add("attention_plan", [buffer.address], [heads, cache.num_kv_heads, cache.head_dim, window, nbytes])
-        return self._plans[key].address
-
     def close(self) -> None:
-        for buffer in (*self._constants.values(), *self._plans.values()):
+        for buffer in (*self._constants, *self._workspaces.values()):
             buffer.close()
