@@ -80,7 +80,8 @@ class Program:
     def __init__(self, team: Team, level: str) -> None: ...
     def add(
         self, kernel: str, dim: int, pointers: Sequence[int], sizes: Sequence[int], values: Sequence[float]
-    ) -> int: ...
+    ) -> int:
+        """kernel: its name at the program's level, or "level/name"."""
     def run(self, step: StepInput, first: int = 0, last: int = -1) -> None:
         """Runs nodes [first, last) (tests: the head tile holds all logit_rows, at most 32)."""
     def profile(self, step: StepInput) -> list[tuple[str, float]]:

@@ -156,7 +156,7 @@ def _check_names(graph: Graph, providers: Sequence[Provider], settings: CompileS
     for name in sorted(settings.disabled - kernels):
         raise UsageError(f"there is no kernel `{name}` to disable", f"there are: {', '.join(sorted(kernels))}")
     values = {value.name for node in graph.nodes for value in node.outputs}
-    quantised = {f"{name}.quantise" for name in values}
+    quantised = {f"{name}.quantise" for name in values | graph.inputs.keys()}
     for name in sorted(settings.capture - values - quantised):
         raise UsageError(f"there is no value `{name}` to capture", "`explain` lists the names")
     missing = sorted(graph.parameters.keys() - settings.formats.keys())

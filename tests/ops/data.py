@@ -129,9 +129,7 @@ def make_case(op: Op, example: Example, format: str, kv_dtype: str) -> Case:
             values.append(graph.input(role, ("rows" if role == "logit_rows" else "tokens",), "int32"))
     cache = DenseCache(kv_dtype)
     if example.cache is not None:
-        layer = graph.cache_layer(
-            example.cache.num_kv_heads, example.cache.head_dim, example.attributes.get("window")
-        )
+        layer = graph.cache_layer(example.cache.num_kv_heads, example.cache.head_dim, example.attributes.get("window"))
         assert layer == example.cache, f"{example.name} is not the first layer of the first group"
         for sequence, (rows, context) in enumerate(example.sequences):
             filled = context + rows if op.name == "attention" else context

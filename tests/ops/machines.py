@@ -14,7 +14,6 @@ from pelton import _native
 from pelton.graph.graph import CacheLayer, Value, columns
 from pelton.graph.kernel import CompileSettings
 from pelton.graph.program import Program
-from pelton.graph.step import StepContext
 from pelton.platforms.cpu.platform import CpuPlatform
 from pelton.platforms.cpu.program import CpuProgram, WeightPlace
 from pelton.platforms.platform import Platform
@@ -48,8 +47,9 @@ def load_weight(place: WeightPlace, raw: bytes, team: _native.Team) -> None:
 
 def run_on_tensors(program: Program, case: Case) -> dict[Value, Any]:
     """Every value of the program. Writes to the case's cache."""
-    values: dict[Value, Any] = {program.graph.parameters[name]: torch.from_numpy(w) for name, (_, w) in case.weights.items()}
-    values.update({program.graph.inputs[name]: case.inputs[name] for name in program.graph.inputs})
+    graph = program.graph
+    values: dict[Value, Any] = {graph.inputs[name]: case.inputs[name] for name in graph.inputs}
+    values.update({graph.parameters[name]: torch.from_numpy(weight) for name, (_, weight) in case.weights.items()})
     for group in program.groups:
         assert isinstance(group.kernel, TorchKernel)
         outputs = group.kernel.run(group, case.step, [values[value] for value in group.inputs])
@@ -190,7 +190,3 @@ def settings_for_case(case: Case, provider: str, kv_dtype: str) -> CompileSettin
         providers=(provider,),
         capture=frozenset(quantised),
     )
-
-
-def reference_step(case: Case) -> StepContext:
-    return case.step
