@@ -83,6 +83,11 @@ PELTON_INLINE F32 f32_quad_max(F32 a) {
     return even > odd ? even : odd;
   }(a.v + (i & ~3)));
 }
+template <int kDistance>
+PELTON_INLINE F32 f32_swap_quads(F32 a) {
+  PELTON_LANES(F32, a.v[i ^ (4 * kDistance)]);
+}
+PELTON_INLINE float f32_first(F32 a) { return a.v[0]; }
 PELTON_INLINE float f32_reduce_add(F32 a) {
   for (int step = 8; step > 0; step /= 2) {
     for (int i = 0; i < step; ++i) a.v[i] += a.v[i + step];
