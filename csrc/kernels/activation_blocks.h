@@ -75,7 +75,7 @@ PELTON_INLINE GroupMagnitudes group_magnitudes(F32 x0, F32 x1) {
   const F32 quads0 = f32_quad_max(abs(x0)), quads1 = f32_quad_max(abs(x1));
   // The two largest of 2, of 4, of all 8 quads: a tournament that also keeps the runner-up.
   F32 largest = max(quads0, quads1), second = min(quads0, quads1);
-  const auto play = [&](F32 other_largest, F32 other_second) __attribute__((always_inline)) {
+  const auto play = [&](F32 other_largest, F32 other_second) PELTON_INLINE_LAMBDA {
     second = max(min(largest, other_largest), max(second, other_second));
     largest = max(largest, other_largest);
   };
@@ -127,7 +127,7 @@ PELTON_INLINE void quantise_outlier(const float* x, OutlierBlock& block) {
   const I32 q0 = i32_from_f32(mul(x0, inverse)), q1 = i32_from_f32(mul(x1, inverse));
   store_sums(q0, q1, block.facts);
   const uint32_t quad_lanes = 15u << 4 * quad;
-  const auto upper_of_quad = [](I32 q, uint32_t lanes) __attribute__((always_inline)) {
+  const auto upper_of_quad = [](I32 q, uint32_t lanes) PELTON_INLINE_LAMBDA {
     return bits_from_f32(f32_select(lanes, f32_from_bits(upper_part(q)), f32_zero()));
   };
   const I32 upper0 = upper_of_quad(q0, quad_lanes & 0xffffu), upper1 = upper_of_quad(q1, quad_lanes >> 16);
