@@ -155,16 +155,19 @@ static_assert(PackedQ2K::kUnitBytes == 1344 && PackedQ6K::kUnitBytes == 3360, "1
 static_assert(PackedQ3K::kUnitBytes == 1824, "scales of 8 instead of 6 bits: 4 % more than 16 file blocks");
 static_assert(PackedQ4K::kUnitBytes == 2368 && PackedQ5K::kUnitBytes == 2880, "likewise, 3 % and 2 % more");
 
-constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+// Internal linkage: kernel files of all levels include this, and may share no function.
+namespace {
+
+[[maybe_unused]] constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Bytes of one panel of k values per lane; k is a whole number of units.
 template <class Layout>
-constexpr int64_t integer_panel_bytes(int64_t k) {
+[[maybe_unused]] constexpr int64_t integer_panel_bytes(int64_t k) {
   return round_up(k / Layout::kUnitValues * Layout::kUnitBytes, kVectorBytes);
 }
 
 // The same for any format. Formats with groups: K is a multiple of the group, of the super-block for K-quants.
-constexpr int64_t panel_bytes(Format format, int64_t k) {
+[[maybe_unused]] constexpr int64_t panel_bytes(Format format, int64_t k) {
   switch (format) {
     case Format::kF32:
       return k * kLanes * 4;
@@ -196,6 +199,8 @@ constexpr int64_t panel_bytes(Format format, int64_t k) {
   return 0;
 }
 
-constexpr bool is_float_format(Format format) { return format <= Format::kBf16; }
+[[maybe_unused]] constexpr bool is_float_format(Format format) { return format <= Format::kBf16; }
+
+}  // namespace
 
 }  // namespace pelton

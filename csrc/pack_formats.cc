@@ -424,6 +424,10 @@ const PackFormat* find_pack_format(const std::string& name) {
   return nullptr;
 }
 
-const PackFormat& pack_format(Format format) { return kPackFormats[static_cast<int>(format)]; }
+void unpack_lane(Format format, const uint8_t* panel, int64_t k, int lane, float* values) {
+  float* rows[kLanes] = {};
+  rows[lane] = values;
+  kPackFormats[static_cast<int>(format)].unpack(panel, k, rows);
+}
 
 }  // namespace pelton

@@ -1,11 +1,11 @@
-// The packing table by format number, for kernels that read single rows out of panels.
+// Single rows out of panels, for kernels: no file, no standard library, one definition for all levels.
 #pragma once
 
 #include "formats.h"
 
 namespace pelton {
 
-struct PackFormat;
-const PackFormat& pack_format(Format format);
+// The k values of one lane of a panel, dequantised as the format defines.
+void unpack_lane(Format format, const uint8_t* panel, int64_t k, int lane, float* values);
 
 }  // namespace pelton

@@ -35,6 +35,7 @@ class Program {
   std::vector<std::pair<std::string, double>> profile(const Step& step);
 
   Team& team() const { return team_; }
+  const std::string& level() const { return level_; }
 
  private:
   struct BoundNode {
