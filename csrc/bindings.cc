@@ -12,12 +12,13 @@
 
 #include <cerrno>
 #include <cstring>
-#include <stdexcept>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string_view>
 #include <system_error>
 
+#include "attention_plan.h"
 #include "bandwidth.h"
 #include "cpu_features.h"
 #include "file_read.h"
@@ -26,8 +27,8 @@
 #include "memory.h"
 #include "pack.h"
 #include "program.h"
-#include "self_test.h"
 #include "runner.h"
+#include "self_test.h"
 #include "step_input.h"
 #include "team.h"
 
@@ -144,8 +145,7 @@ uint8_t* checked_range(const Buffer& buffer, int64_t offset, int64_t nbytes) {
 }
 
 void pack(Team& team, const std::string& format, int fd, int64_t offset, int64_t n, int64_t k,
-          const Buffer& destination, int64_t destination_offset,
-          const std::optional<std::vector<int64_t>>& row_order) {
+          const Buffer& destination, int64_t destination_offset, const std::optional<std::vector<int64_t>>& row_order) {
   const PackShape shape(format, n, k);
   uint8_t* target = checked_range(destination, destination_offset, shape.packed_bytes());
   const nb::gil_scoped_release release;
@@ -320,6 +320,21 @@ void bind_gguf(nb::module_& module) {
            })
       .def("value", &gguf_value, "key"_a)
       .def("tensors", &gguf_tensors);
+}
+
+// ---- Attention ----
+
+void bind_attention(nb::module_& module) {
+  module.def(
+      "attention_workspace_bytes",
+      [](int64_t max_tokens, int64_t max_context, int64_t num_threads, int64_t heads, int64_t kv_heads,
+         int64_t head_dim) {
+        if (max_tokens < 1 || max_context < 1 || num_threads < 1 || heads < 1 || kv_heads < 1 || head_dim < 1) {
+          throw std::invalid_argument("a workspace's sizes are at least 1");
+        }
+        return attention_workspace_bytes(max_tokens, max_context, num_threads, heads, kv_heads, head_dim);
+      },
+      "max_tokens"_a, "max_context"_a, "num_threads"_a, "heads"_a, "kv_heads"_a, "head_dim"_a);
 }
 
 // ---- Program ----
@@ -542,8 +557,8 @@ void make_runner(BoundRunner* self, Program& program, Buffer* kv_pool, Buffer& l
 void bind_runner(nb::module_& module) {
   nb::class_<BoundRunner>(module, "Runner")
       .def("__init__", &make_runner, "program"_a, "kv_pool"_a.none(), "logits"_a, nb::kw_only(), "logits_offset"_a,
-           "logits_stride"_a, "cache_groups"_a, "num_slots"_a, "max_model_len"_a, "max_num_tokens"_a, "vocab_size"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+           "logits_stride"_a, "cache_groups"_a, "num_slots"_a, "max_model_len"_a, "max_num_tokens"_a, "vocab_size"_a,
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("enter", &BoundRunner::enter, "request"_a)
       .def("release", &BoundRunner::release, "slot"_a)
       .def("step", &BoundRunner::step, "work"_a);
@@ -559,6 +574,8 @@ NB_MODULE(_native, module) {
   pelton::bind_levels(module);
   pelton::bind_weights(module);
   pelton::bind_gguf(module);
+  pelton::bind_attention(module);
   pelton::bind_program(module);
   pelton::bind_runner(module);
+}
 }

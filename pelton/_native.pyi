@@ -67,6 +67,13 @@ def read_floats(format: str, fd: int, offset: int, count: int, destination: Buff
     """Reads `count` floats stored as f32, f16 or bf16 and widens them, exactly, to float32 (norm weights, biases).
     Raises EOFError."""
 
+def attention_workspace_bytes(
+    max_tokens: int, max_context: int, num_threads: int, heads: int, kv_heads: int, head_dim: int
+) -> int:
+    """Bytes of the workspace that `attention_plan` and the `attention` nodes with these heads and this window share.
+
+    max_tokens: rows of the largest step. max_context: tokens of the longest sequence."""
+
 class StepInput:
     """One step's rows for a direct run of a program (tests, captures). Lists are copied."""
 
