@@ -578,4 +578,3 @@ NB_MODULE(_native, module) {
   pelton::bind_program(module);
   pelton::bind_runner(module);
 }
-}
