@@ -91,8 +91,8 @@ void build_embedding(TestRig& rig, const TestCase& self) {
 // Input of a product in the mode of the case; K is one super-block, or for floats no multiple of anything.
 int64_t product_input(TestRig& rig, const TestCase& self) {
   const int64_t k = self.variant == kNone ? 75 : 256;
-  rig.node.pointer[0] = self.variant == kNone ? reinterpret_cast<uint8_t*>(rig.activations(k))
-                                              : rig.blocks(k, self.variant);
+  rig.node.pointer[0] =
+      self.variant == kNone ? reinterpret_cast<uint8_t*>(rig.activations(k)) : rig.blocks(k, self.variant);
   return k;
 }
 
