@@ -41,18 +41,12 @@ std::vector<CpuFeature> detect() {
   const bool ymm = (states & 0x06) == 0x06 && bit(one.ecx, 28);     // SSE and AVX state
   const bool zmm = ymm && (states & 0xe0) == 0xe0;                  // mask registers, upper halves, zmm16-31
   return {
-      {"avx2", ymm && bit(seven.ebx, 5)},
-      {"fma", ymm && bit(one.ecx, 12)},
-      {"f16c", ymm && bit(one.ecx, 29)},
-      {"bmi2", bit(seven.ebx, 8)},
-      {"avxvnni", ymm && bit(seven_1.eax, 4)},
-      {"avx512f", zmm && bit(seven.ebx, 16)},
-      {"avx512bw", zmm && bit(seven.ebx, 30)},
-      {"avx512dq", zmm && bit(seven.ebx, 17)},
-      {"avx512vl", zmm && bit(seven.ebx, 31)},
-      {"avx512cd", zmm && bit(seven.ebx, 28)},
-      {"avx512vnni", zmm && bit(seven.ecx, 11)},
-      {"avx512bf16", zmm && bit(seven_1.eax, 5)},
+      {"avx2", ymm && bit(seven.ebx, 5)},        {"fma", ymm && bit(one.ecx, 12)},
+      {"f16c", ymm && bit(one.ecx, 29)},         {"bmi2", bit(seven.ebx, 8)},
+      {"avxvnni", ymm && bit(seven_1.eax, 4)},   {"avx512f", zmm && bit(seven.ebx, 16)},
+      {"avx512bw", zmm && bit(seven.ebx, 30)},   {"avx512dq", zmm && bit(seven.ebx, 17)},
+      {"avx512vl", zmm && bit(seven.ebx, 31)},   {"avx512cd", zmm && bit(seven.ebx, 28)},
+      {"avx512vnni", zmm && bit(seven.ecx, 11)}, {"avx512bf16", zmm && bit(seven_1.eax, 5)},
   };
 }
 
@@ -63,8 +57,8 @@ std::vector<CpuFeature> detect() {
   const unsigned long hwcap = getauxval(AT_HWCAP), hwcap2 = getauxval(AT_HWCAP2);
   const auto bit = [](unsigned long word, int index) { return ((word >> index) & 1) != 0; };
   return {
-      {"neon", bit(hwcap, 1)},   {"fp16", bit(hwcap, 10)},  {"dotprod", bit(hwcap, 20)},
-      {"sve", bit(hwcap, 22)},   {"i8mm", bit(hwcap2, 13)}, {"bf16", bit(hwcap2, 14)},
+      {"neon", bit(hwcap, 1)}, {"fp16", bit(hwcap, 10)},  {"dotprod", bit(hwcap, 20)},
+      {"sve", bit(hwcap, 22)}, {"i8mm", bit(hwcap2, 13)}, {"bf16", bit(hwcap2, 14)},
   };
 }
 

@@ -25,18 +25,22 @@ Program::Program(Team& team, const std::string& level) : team_(team), level_(lev
 
 int Program::add(const std::string& kernel, Dim dim, const std::vector<void*>& pointers,
                  const std::vector<int64_t>& sizes, const std::vector<float>& values) {
-  BoundNode bound{};
-  bound.kernel = find_kernel(level_, kernel);
-  if (bound.kernel == nullptr) throw std::invalid_argument("level `" + level_ + "` has no kernel `" + kernel + "`");
-  if (dim == Dim::kTokens && num_body_ != num_nodes()) {
-    throw std::invalid_argument("body node `" + kernel + "` comes after a head node");
+  const KernelEntry* entry = find_kernel(level_, kernel);
+  if (entry == nullptr) throw std::invalid_argument("level `" + level_ + "` has no kernel `" + kernel + "`");
+  Node node{};
+  node.dim = dim;
+  fill(node.pointer, pointers, kernel, "pointers");
+  fill(node.size, sizes, kernel, "sizes");
+  fill(node.value, values, kernel, "values");
+  return add(*entry, node);
+}
+
+int Program::add(const KernelEntry& kernel, const Node& node) {
+  if (node.dim == Dim::kTokens && num_body_ != num_nodes()) {
+    throw std::invalid_argument("body node `" + std::string(kernel.name) + "` comes after a head node");
   }
-  bound.node.dim = dim;
-  fill(bound.node.pointer, pointers, kernel, "pointers");
-  fill(bound.node.size, sizes, kernel, "sizes");
-  fill(bound.node.value, values, kernel, "values");
-  nodes_.push_back(bound);
-  if (dim == Dim::kTokens) ++num_body_;
+  nodes_.push_back({node, &kernel});
+  if (node.dim == Dim::kTokens) ++num_body_;
   return num_nodes() - 1;
 }
 
@@ -46,8 +50,8 @@ int64_t Program::pieces(const Step& step, int index) const {
 
 void Program::run(const Step& step, int first, int last) {
   if (first < 0 || last > num_nodes() || first > last) {
-    throw std::out_of_range("nodes `" + std::to_string(first) + "` to `" + std::to_string(last) +
-                            "` of a program of " + std::to_string(num_nodes()));
+    throw std::out_of_range("nodes `" + std::to_string(first) + "` to `" + std::to_string(last) + "` of a program of " +
+                            std::to_string(num_nodes()));
   }
   Step counted = step;
   counted.num_threads = team_.num_threads();

@@ -20,6 +20,8 @@ class Program {
   // std::invalid_argument for an unknown kernel, too many arguments, or a body node after a head node.
   int add(const std::string& kernel, Dim dim, const std::vector<void*>& pointers, const std::vector<int64_t>& sizes,
           const std::vector<float>& values);
+  // The same for a kernel at hand, which must outlive the program.
+  int add(const KernelEntry& kernel, const Node& node);
 
   int num_nodes() const { return static_cast<int>(nodes_.size()); }
 
@@ -33,6 +35,7 @@ class Program {
   std::vector<std::pair<std::string, double>> profile(const Step& step);
 
   Team& team() const { return team_; }
+  const std::string& level() const { return level_; }
 
  private:
   struct BoundNode {

@@ -1,4 +1,5 @@
-// A persistent team of threads that runs one job at a time; the thread that asks is worker 0. Knows nothing of programs.
+// A persistent team of threads that runs one job at a time; the thread that asks is worker 0. Knows nothing of
+// programs.
 //
 // Waiting is adaptive: a worker spins for a while, then parks in the kernel, so that a phase costs a fraction of a
 // microsecond while the team is busy and an idle team uses no CPU.

@@ -93,10 +93,49 @@ class Program:
     def profile(self, step: StepInput) -> list[tuple[str, float]]:
         """One run, seconds per node."""
 
-class Runner:
-    """Slots, steps and sampling; see csrc/runner.h and pelton/runner/runner.py."""
+Logprobs = tuple[list[int], list[float], int]  # token ids, log-probabilities, rank: see engine.batch.TokenLogprobs
+Outcome = tuple[int, int | None, Logprobs | None, list[Logprobs] | None, str | None]  # see engine.batch.SlotResult
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None: ...
+class Runner:
+    """Slots, steps and sampling; see csrc/runner.h. Everything told is checked: ValueError says what does not fit."""
+
+    def __init__(
+        self,
+        program: Program,
+        kv_pool: Buffer | None,
+        logits: Buffer,
+        *,
+        logits_offset: int,
+        logits_stride: int,
+        cache_groups: Sequence[tuple[int, int | None]],
+        num_slots: int,
+        max_model_len: int,
+        max_num_tokens: int,
+        vocab_size: int,
+    ) -> None:
+        """logits: where the head leaves its tile of 32 rows, logits_stride floats apart, at logits_offset bytes.
+        cache_groups: (bytes of a block, window or None). The buffers can't be closed while the runner lives."""
+
+    def enter(self, request: Any) -> None:
+        """request: an engine.batch.NewRequest."""
+
+    def release(self, slot: int) -> None: ...
+    def step(self, work: list[Any]) -> list[Outcome]:
+        """work: of engine.batch.SlotWork. Outcomes come in its order."""
 
 class GgufHeader:
     """A parsed and bounds-checked GGUF header; see csrc/gguf.h and pelton/weights/gguf.py."""
+
+    def __init__(self, fd: int) -> None:
+        """Raises ValueError (malformed), NotImplementedError (a version or tensor type that isn't known), OSError."""
+    @property
+    def version(self) -> int: ...
+    @property
+    def data_offset(self) -> int:
+        """Where the tensors' data starts, and the header with its padding ends."""
+    def keys(self) -> list[str]:
+        """In the file's order. Raises UnicodeDecodeError, as do the others."""
+    def value(self, key: str) -> Any:
+        """A scalar, a list of str, or a memoryview of numbers. Raises KeyError."""
+    def tensors(self) -> list[tuple[str, tuple[int, ...], str, int, int]]:
+        """(name, shape with the slowest dimension first, format, offset in the file, bytes) in the file's order."""

@@ -127,6 +127,10 @@ PELTON_INLINE I32 i32_set(int32_t value) { return {_mm256_set1_epi32(value), _mm
 PELTON_INLINE I32 i32_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 PELTON_INLINE I32 add(I32 x, I32 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 PELTON_INLINE I32 sub(I32 x, I32 y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+PELTON_INLINE I32 i32_and(I32 x, I32 y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+PELTON_INLINE I32 i32_andnot(I32 mask, I32 x) {
+  return {_mm256_andnot_si256(mask.a, x.a), _mm256_andnot_si256(mask.b, x.b)};
+}
 PELTON_INLINE I32 i32_shl(I32 x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
 PELTON_INLINE I32 i32_shr(I32 x, int n) { return {_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)}; }
 PELTON_INLINE int32_t i32_reduce_add(I32 x) {

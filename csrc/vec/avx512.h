@@ -94,6 +94,8 @@ PELTON_INLINE I32 i32_set(int32_t value) { return {_mm512_set1_epi32(value)}; }
 PELTON_INLINE I32 i32_zero() { return {_mm512_setzero_si512()}; }
 PELTON_INLINE I32 add(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 PELTON_INLINE I32 sub(I32 a, I32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+PELTON_INLINE I32 i32_and(I32 a, I32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+PELTON_INLINE I32 i32_andnot(I32 mask, I32 a) { return {_mm512_andnot_si512(mask.v, a.v)}; }
 PELTON_INLINE I32 i32_shl(I32 a, int n) { return {_mm512_slli_epi32(a.v, static_cast<unsigned>(n))}; }
 PELTON_INLINE I32 i32_shr(I32 a, int n) { return {_mm512_srai_epi32(a.v, static_cast<unsigned>(n))}; }
 PELTON_INLINE int32_t i32_reduce_add(I32 a) { return _mm512_reduce_add_epi32(a.v); }

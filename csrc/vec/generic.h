@@ -102,6 +102,8 @@ PELTON_INLINE I32 i32_set(int32_t value) { PELTON_LANES(I32, value); }
 PELTON_INLINE I32 i32_zero() { return i32_set(0); }
 PELTON_INLINE I32 add(I32 a, I32 b) { PELTON_LANES(I32, a.v[i] + b.v[i]); }
 PELTON_INLINE I32 sub(I32 a, I32 b) { PELTON_LANES(I32, a.v[i] - b.v[i]); }
+PELTON_INLINE I32 i32_and(I32 a, I32 b) { PELTON_LANES(I32, a.v[i] & b.v[i]); }
+PELTON_INLINE I32 i32_andnot(I32 mask, I32 a) { PELTON_LANES(I32, ~mask.v[i] & a.v[i]); }
 PELTON_INLINE I32 i32_shl(I32 a, int n) { PELTON_LANES(I32, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << n)); }
 PELTON_INLINE I32 i32_shr(I32 a, int n) { PELTON_LANES(I32, a.v[i] >> n); }
 PELTON_INLINE int32_t i32_reduce_add(I32 a) {

@@ -122,6 +122,8 @@ PELTON_INLINE I32 i32_set(int32_t value) { PELTON_PARTS(I32, vdupq_n_s32(value))
 PELTON_INLINE I32 i32_zero() { return i32_set(0); }
 PELTON_INLINE I32 add(I32 a, I32 b) { PELTON_PARTS(I32, vaddq_s32(a.v[i], b.v[i])); }
 PELTON_INLINE I32 sub(I32 a, I32 b) { PELTON_PARTS(I32, vsubq_s32(a.v[i], b.v[i])); }
+PELTON_INLINE I32 i32_and(I32 a, I32 b) { PELTON_PARTS(I32, vandq_s32(a.v[i], b.v[i])); }
+PELTON_INLINE I32 i32_andnot(I32 mask, I32 a) { PELTON_PARTS(I32, vbicq_s32(a.v[i], mask.v[i])); }
 PELTON_INLINE I32 i32_shl(I32 a, int n) { PELTON_PARTS(I32, vshlq_s32(a.v[i], vdupq_n_s32(n))); }
 PELTON_INLINE I32 i32_shr(I32 a, int n) { PELTON_PARTS(I32, vshlq_s32(a.v[i], vdupq_n_s32(-n))); }
 PELTON_INLINE int32_t i32_reduce_add(I32 a) {

@@ -21,7 +21,8 @@
 //         lanes f32_reduce_add(F32)  f32_reduce_max(F32)                          fixed tree: lanes 8, then 4, 2, 1
 //         apart f32_exp(F32)                                                      see exp.h
 //   I32   i32_load(const int32_t*)  i32_store(int32_t*, I32)  i32_set(int32_t)  i32_zero()
-//         add sub   i32_shl(I32, int)  i32_shr(I32, int) (arithmetic)   i32_reduce_add(I32)
+//         add sub i32_and   i32_andnot(mask, a) = ~mask & a
+//         i32_shl(I32, int)  i32_shr(I32, int) (arithmetic)   i32_reduce_add(I32)
 //         i32_load_i8(const int8_t*)  i32_load_u8(const uint8_t*)           16 bytes, widened
 //         i32_store_i8(int8_t*, I32)                                        low byte of each lane
 //   U8    u8_load(const uint8_t*)  u8_store(uint8_t*, U8)  u8_set(uint8_t)

@@ -32,6 +32,17 @@ class Value:
     producer: Node | None = field(repr=False, default=None)
 
 
+def is_matrix(value: Value) -> bool:
+    """[tokens or rows, columns] of float32, or the same quantised."""
+    return len(value.shape) == 2 and isinstance(value.shape[0], str)
+
+
+def columns(value: Value) -> int:
+    size = value.shape[-1]
+    assert isinstance(size, int), f"{value.name} has no fixed number of columns"
+    return size
+
+
 @dataclass(frozen=True, eq=False)
 class Parameter(Value):
     """A weight, filled by the loader. Its stored format is known only when a program is compiled.

@@ -78,14 +78,3 @@ class Op(ABC):
     def tolerance(self, torch: Any, step: StepContext, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         """Per output, the largest allowed |kernel - reference| of each element, for a kernel that computes in float32
         on these very inputs: derived from accumulation length, epsilon and magnitude."""
-
-
-def is_matrix(value: Value) -> bool:
-    """[tokens or rows, columns] of float32, or the same quantised."""
-    return len(value.shape) == 2 and isinstance(value.shape[0], str)
-
-
-def columns(value: Value) -> int:
-    size = value.shape[-1]
-    assert isinstance(size, int), f"{value.name} has no fixed number of columns"
-    return size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pelton.graph.graph import Shape, Value
-from pelton.graph.op import FLOAT32_EPSILON, OPS, Example, ExampleInput, Op, is_matrix
+from pelton.graph.graph import Shape, Value, is_matrix
+from pelton.graph.op import FLOAT32_EPSILON, OPS, Example, ExampleInput, Op
 from pelton.graph.step import StepContext
 
 ACTIVATIONS = ("silu", "gelu_tanh")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pelton.graph.formats import FORMATS
-from pelton.graph.graph import Parameter, Shape, Value
-from pelton.graph.op import FLOAT32_EPSILON, OPS, Example, ExampleInput, Op, columns, is_matrix
+from pelton.graph.graph import Parameter, Shape, Value, columns, is_matrix
+from pelton.graph.op import FLOAT32_EPSILON, OPS, Example, ExampleInput, Op
 from pelton.graph.step import StepContext
 
 
