@@ -115,7 +115,8 @@ template <class Element, int R = kQueryRows>
 inline void score_blocks(int rows, const float* query, int64_t head_dim, const uint8_t* const* keys, int num_blocks,
                          float* scores) {
   if constexpr (R > 1) {
-    if (rows < R) return score_blocks<Element, R - 1>(rows, query, head_dim, keys, num_blocks, scores);
+    constexpr int kSmaller = smaller_tile(R);
+    if (rows <= kSmaller) return score_blocks<Element, kSmaller>(rows, query, head_dim, keys, num_blocks, scores);
   }
   constexpr int V = tile_vectors(R);
   int block = 0;
@@ -134,7 +135,8 @@ template <class Element, int R = kQueryRows>
 inline void add_values(int rows, const float* probabilities, int first, int end, const uint8_t* const* values,
                        int64_t head_dim, float* out) {
   if constexpr (R > 1) {
-    if (rows < R) return add_values<Element, R - 1>(rows, probabilities, first, end, values, head_dim, out);
+    constexpr int kSmaller = smaller_tile(R);
+    if (rows <= kSmaller) return add_values<Element, kSmaller>(rows, probabilities, first, end, values, head_dim, out);
   }
   constexpr int V = tile_vectors(R);
   int64_t column = 0;

@@ -50,7 +50,7 @@ def _system() -> list[Check]:
         Check("pelton", "ok", __version__),
         Check("python", "ok", f"{platform.python_version()} ({sys.executable})"),
         Check("system", "ok", platform.platform()),
-        Check("cores", "ok", f"{cores} for Pelton, {os.cpu_count()} logical in the machine"),
+        Check("cores", "ok", f"{cores.num_threads} threads, {cores.reason}; {os.cpu_count()} CPUs in the machine"),
     ]
 
 
@@ -75,14 +75,16 @@ def _levels() -> list[Check]:
 
 def _memory() -> list[Check]:
     from pelton import _native
-    from pelton.platforms.cpu.memory import memory_facts
+    from pelton.plan import format_bytes
+    from pelton.platforms.cpu.memory import usable_memory
     from pelton.platforms.cpu.topology import usable_cores
 
-    memory = memory_facts()
-    team = _native.Team(usable_cores())
+    memory = usable_memory()
+    num_threads = usable_cores().num_threads
+    team = _native.Team(num_threads)
     rate = max(_native.read_bandwidth(team, BANDWIDTH_BYTES) for _ in range(3))
     team.close()
     return [
-        Check("memory", "ok", memory.describe()),
-        Check("read bandwidth", "ok", f"{rate / 1e9:.1f} GB/s with {usable_cores()} threads"),
+        Check("memory", "ok", f"{format_bytes(memory.nbytes)} {memory.reason}"),
+        Check("read bandwidth", "ok", f"{rate / 1e9:.1f} GB/s with {num_threads} threads"),
     ]

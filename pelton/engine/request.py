@@ -112,9 +112,10 @@ class Request:
         """First prompt position whose log-probability is still owed, None if none is.
 
         A row at position p predicts the token at p + 1, so the first token has none and the last prompt row is for
-        the output. After a preemption only what has not been told yet is asked for.
+        the output. After a preemption only what has not been told yet is asked for. The first choice tells of the
+        prompt, which all share.
         """
-        if self.sampling.prompt_logprobs is None or self.num_prompt_logprobs >= self.num_prompt - 1:
+        if self.sampling.prompt_logprobs is None or self.choice or self.num_prompt_logprobs >= self.num_prompt - 1:
             return None
         return self.num_prompt_logprobs + 1
 

@@ -11,7 +11,12 @@ from pelton.errors import UsageError
 from pelton.graph.graph import Graph, Value, columns
 from pelton.graph.kernel import CacheGroupLayout, Kernel, Provider
 from pelton.graph.ops.quantise import BLOCKS, GROUP
+from pelton.graph.program import Program
+from pelton.plan import PlatformFacts
 from pelton.platforms.cpu.kernels import KERNELS
+from pelton.platforms.cpu.memory import usable_memory
+from pelton.platforms.cpu.program import workspace_bytes
+from pelton.platforms.cpu.topology import usable_cores
 from pelton.platforms.platform import Platform
 
 LINE = 64  # bytes: rows, weights and cache layers start on cache lines
@@ -50,6 +55,32 @@ class CpuPlatform(Platform):
 
     def providers(self) -> Sequence[Provider]:
         return self._providers
+
+    def provider_order(self, level: str | None, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """The providers to compile with: as asked, or from the level asked for downwards; None for the own order.
+
+        A level that is not there is left for the plan to refuse, which knows what to say.
+        """
+        own = [provider.name for provider in self._providers]
+        if names is not None or level is None or f"cpu/{level}" not in own:
+            return names
+        return tuple(own[own.index(f"cpu/{level}") :])
+
+    def plan_facts(self) -> PlatformFacts:
+        """Asks the machine: memory, cores, levels."""
+        memory, cores = usable_memory(), usable_cores()
+        return PlatformFacts(
+            name=self.name,
+            usable_bytes=memory.nbytes,
+            usable_reason=memory.reason,
+            num_threads=cores.num_threads,
+            threads_reason=cores.reason,
+            max_threads=cores.logical,
+            levels={provider.name.removeprefix("cpu/"): provider.unusable for provider in self._providers},
+        )
+
+    def workspace_bytes(self, program: Program, num_threads: int) -> int:
+        return workspace_bytes(program, num_threads)
 
     def row_bytes(self, value: Value) -> int:
         if value.dtype in BLOCK_BYTES:

@@ -38,7 +38,7 @@ class ReferenceKernel(TorchKernel):
         super().__init__(provider)
 
     def declines(self, group: Group, settings: CompileSettings) -> str | None:
-        return None
+        return "a reference is one operation" if len(group.members) > 1 else None
 
     def run(self, group: Group, step: StepContext, inputs: Sequence[Any]) -> tuple[Any, ...]:
         (node,) = group.members
