@@ -1,8 +1,8 @@
 """Builds a Tokenizer from GGUF metadata; it does not read files and knows no model.
 
 Checked against the vocabularies and token ids that come with llama.cpp. Where llama.cpp and the tokenizer that a model
-was trained with differ, the latter wins: bytes without a token don't part the merges around them, and control tokens are
-never made by merges.
+was trained with differ, the latter wins: bytes without a token don't part the merges around them, and control tokens
+are never made by merges.
 """
 
 from __future__ import annotations
@@ -140,15 +140,17 @@ def _make_bpe(
 ) -> models.BPE:
     from tokenizers import models
 
-    # 10,000 words is the library's own cache size; words repeat, so it is worth its few hundred kilobytes.
-    return models.BPE(
-        ids,
-        merges,
-        ignore_merges=ignore_merges,
-        byte_fallback=byte_fallback,
-        unk_token=unknown,
-        fuse_unk=unknown is not None,
-    )
+    try:
+        return models.BPE(
+            ids,
+            merges,
+            ignore_merges=ignore_merges,
+            byte_fallback=byte_fallback,
+            unk_token=unknown,
+            fuse_unk=unknown is not None,
+        )
+    except Exception as error:  # the library raises nothing narrower for a merge that joins or makes no token
+        raise TokenizerError(f"`tokenizer.ggml.merges` does not fit the vocabulary: {error}") from error
 
 
 def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> Tokenizer:
@@ -188,7 +190,7 @@ def _merges_from_scores(vocabulary: Vocabulary, scores: Sequence[float]) -> list
 
     SentencePiece joins the adjacent pair whose result has the best score. Of the pairs that make one piece only one can
     ever be adjacent: as long as no merge crosses the ends of a stretch of text, its merges go as if it stood alone. So
-    the order among the pairs of one piece is free. Control, unknown and byte tokens are no pieces: text never makes them.
+    the order among the pairs of one piece is free. Control, unknown and byte tokens are no pieces: text makes none.
     """
     no_pieces = (CONTROL, UNKNOWN, BYTE)
     piece_ids = [token_id for token_id, kind in enumerate(vocabulary.types) if kind not in no_pieces]
