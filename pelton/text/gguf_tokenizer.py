@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Matching a word of WordPiece takes time quadratic in its length: the limit is BERT's, and a defence.
 _MAX_WORD_CHARACTERS = 100
 _SUPPORTED_MODELS = ("gpt2", "gemma4", "whitespace", "llama", "bert")
 
@@ -102,17 +103,17 @@ def _build_bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, name: obj
     if rule.byte_level:
         lost = bytes(byte for character, byte in byte_of_character().items() if character not in vocabulary.ids)
         facts = replace(facts, lost_bytes=lost)
+    if name == "gemma4" and not facts.add_bos and facts.bos_token_id is not None:
+        logger.warning("tokenizer: the file asks for no BOS, but Gemma 4 was trained with one before every text: added")
+        facts = replace(facts, add_bos=True)
     return _finish(backend, metadata, vocabulary, facts)
 
 
 def _choose_rule(name: object) -> tuple[PreTokenizer, str | None]:
     """The pre-tokenizer of that name, and why its token ids may be wrong (None: they have been checked)."""
     if isinstance(name, str) and name in PRE_TOKENIZERS:
-        reason = (
-            f"pre type `{name}` has not been checked against a vocabulary"
-            if verification(name) == "unverified"
-            else None
-        )
+        unchecked = verification(name) == "unverified"
+        reason = f"pre type `{name}` has not been checked against a vocabulary" if unchecked else None
         return PRE_TOKENIZERS[name], reason
     said = "the file names no pre type" if name is None else f"pre type `{name}` is unknown"
     reason = f"{said}; words are cut as for `{DEFAULT_NAME}`, which may not be what the model was trained with"
@@ -158,8 +159,7 @@ def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary)
     from tokenizers import normalizers
 
     scores = number_list(metadata, "tokenizer.ggml.scores", len(vocabulary.tokens))
-    unknown = read_token_id(metadata, "unknown", vocabulary, 0)
-    assert unknown is not None
+    unknown = read_token_id(metadata, "unknown", vocabulary) or 0
     backend = tokenizers.Tokenizer(
         _make_bpe(
             vocabulary.ids,
@@ -178,8 +178,8 @@ def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary)
         vocabulary,
         PieceStyle.SPACE_MARKS,
         add_bos=True,
-        bos=min(1, len(vocabulary.tokens) - 1),
-        eos=min(2, len(vocabulary.tokens) - 1),
+        bos=1,
+        eos=2,
         add_space_prefix=add_space_prefix,
     )
     return _finish(backend, metadata, vocabulary, facts)
@@ -228,7 +228,6 @@ def _build_wordpiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> 
     unknown = read_token_id(metadata, "unknown", vocabulary)
     if unknown is None:
         raise TokenizerError("the file has no `tokenizer.ggml.unknown_token_id`, which WordPiece needs")
-    # Matching a word takes time quadratic in its length: the limit is BERT's, and a defence.
     backend = tokenizers.Tokenizer(
         models.WordPiece(ids, unk_token=spelled[unknown], max_input_chars_per_word=_MAX_WORD_CHARACTERS)
     )

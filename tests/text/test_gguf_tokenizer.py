@@ -217,6 +217,13 @@ def test_a_token_without_text_is_told_and_keeps_the_ids(caplog: pytest.LogCaptur
     assert tokenizer.vocab_size == len(byte_level()["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
 
 
+def test_gemma_4_gets_its_bos_even_if_the_file_denies_it(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = sentencepiece(model="gemma4", add_bos_token=False, merges=["h e", "l l"], bos_token_id=1)
+    tokenizer = load_tokenizer(metadata)
+    assert texts(tokenizer, tokenizer.encode("he\u00e9 l\n")) == ["<s>", "he", "<0xC3>", "<0xA9>", "▁", "l", "<0x0A>"]
+    assert "Gemma 4" in caplog.text
+
+
 def test_phi_3_control_tokens_swallow_the_spaces_after_them() -> None:
     metadata = byte_level() | {"general.name": "Phi-3 mini"}
     tokenizer = load_tokenizer(metadata)
