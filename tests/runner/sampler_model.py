@@ -16,7 +16,7 @@ TOLERANCE = 5e-6
 
 @dataclass(frozen=True)
 class Distribution:
-    """Tokens that can be drawn, by id, and the bounds of each in [0, 1]: token_ids[i] owns [bounds[i], bounds[i + 1])."""
+    """Tokens that can be drawn, by id; token_ids[i] owns [bounds[i], bounds[i + 1]) of [0, 1]."""
 
     token_ids: list[int]
     bounds: Any
@@ -83,9 +83,7 @@ def distributions(x: Any, sampling: SamplingParams) -> list[Distribution]:
     num_kept = len(x)
     if 0 < sampling.top_k < len(x):
         num_kept = sampling.top_k
-    kept_by_min_p = {
-        int(np.sum(weights >= sampling.min_p * (1 + error))) for error in (-TOLERANCE, TOLERANCE)
-    }
+    kept_by_min_p = {int(np.sum(weights >= sampling.min_p * (1 + error))) for error in (-TOLERANCE, TOLERANCE)}
     found = set()
     for by_min_p in kept_by_min_p:
         kept = order[: min(num_kept, max(1, by_min_p))]
