@@ -26,10 +26,12 @@ class _Slot:
 
 @dataclass
 class FakeRunner:
-    """fail_on: a drawn token that makes its slot fail. steps: every batch, in order."""
+    """fail_on: a drawn token that makes its slot fail. interrupt_at: number of the step after which Ctrl-C comes.
+    steps: every batch, in order."""
 
     cache_groups: list[CacheGroupSpec] = field(default_factory=lambda: [FULL])
     fail_on: int | None = None
+    interrupt_at: int | None = None
     steps: list[Batch] = field(default_factory=list)
     is_closed: bool = False
     _slots: dict[int, _Slot] = field(default_factory=dict)
@@ -45,7 +47,10 @@ class FakeRunner:
             assert new.slot not in self._slots, "a slot was given twice"
             self._slots[new.slot] = _Slot(new, list(new.token_ids), [])
         assert len({work.slot for work in batch.work}) == len(batch.work), "a slot works twice in one step"
-        return StepResult([self._work(work) for work in batch.work])
+        outcome = StepResult([self._work(work) for work in batch.work])
+        if len(self.steps) == self.interrupt_at:
+            raise KeyboardInterrupt
+        return outcome
 
     def close(self) -> None:
         self.is_closed = True

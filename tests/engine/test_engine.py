@@ -199,6 +199,27 @@ def test_a_failing_slot_ends_alone(make_engine: MakeEngine) -> None:
     assert tokens(parts["c", 0]) == answers["c"]
 
 
+@pytest.mark.parametrize("interrupt_at", [1, 2, 3, 7])
+def test_an_interrupted_step_loses_nothing(make_engine: MakeEngine, interrupt_at: int) -> None:
+    sampling = SamplingParams(max_tokens=10, seed=3, ignore_eos=True, prompt_logprobs=0)
+    engine = make_engine(max_num_batched_tokens=16)
+    engine.runner.interrupt_at = interrupt_at  # type: ignore[attr-defined]
+    prompts = {"a": [5] * 30, "b": [6] * 3, "c": [7]}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, sampling)
+    parts = [part for _ in range(interrupt_at - 1) for part in engine.step()]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.abort("c")
+    while engine.has_work:
+        parts += engine.step()
+        engine.cache.check_integrity()
+    for name in "ab":
+        mine = [part for part in parts if part.request_id == name]
+        assert tokens(mine) == expected(prompts[name], sampling)
+        assert sum(len(part.prompt_logprobs or []) for part in mine) == len(prompts[name]) - 1
+
+
 def test_logprobs_come_with_their_tokens(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.add("a", [7], SamplingParams(max_tokens=3, logprobs=1, ignore_eos=True))
