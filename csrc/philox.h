@@ -25,9 +25,8 @@ inline PhiloxCounter philox(PhiloxCounter counter, PhiloxKey key) {
 
 // 64 random bits for the draw of the token at `position` of choice `choice`.
 inline uint64_t draw_bits(uint64_t seed, uint32_t choice, uint64_t position) {
-  const PhiloxCounter bits =
-      philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), choice, 0},
-             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const PhiloxCounter bits = philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), choice, 0},
+                                    {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return uint64_t{bits[1]} << 32 | bits[0];
 }
 

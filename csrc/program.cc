@@ -25,8 +25,12 @@ Program::Program(Team& team, const std::string& level) : team_(team), level_(lev
 
 int Program::add(const std::string& kernel, Dim dim, const std::vector<void*>& pointers,
                  const std::vector<int64_t>& sizes, const std::vector<float>& values) {
-  const KernelEntry* entry = find_kernel(level_, kernel);
-  if (entry == nullptr) throw std::invalid_argument("level `" + level_ + "` has no kernel `" + kernel + "`");
+  const size_t slash = kernel.find('/');
+  const std::string level = slash == std::string::npos ? level_ : kernel.substr(0, slash);
+  const std::string name = slash == std::string::npos ? kernel : kernel.substr(slash + 1);
+  require_level(level);
+  const KernelEntry* entry = find_kernel(level, name);
+  if (entry == nullptr) throw std::invalid_argument("level `" + level + "` has no kernel `" + name + "`");
   Node node{};
   node.dim = dim;
   fill(node.pointer, pointers, kernel, "pointers");

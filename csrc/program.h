@@ -16,8 +16,9 @@ class Program {
   // The team must outlive the program. Throws std::invalid_argument if the level can't be used here.
   Program(Team& team, const std::string& level);
 
-  // Appends a node and returns its index. Body nodes (Dim::kTokens) come before head nodes (Dim::kRows). Throws
-  // std::invalid_argument for an unknown kernel, too many arguments, or a body node after a head node.
+  // Appends a node and returns its index. kernel: "linear", or "avx2/linear" for one of another level. Body nodes
+  // (Dim::kTokens) come before head nodes (Dim::kRows). Throws std::invalid_argument for an unknown kernel, too many
+  // arguments, or a body node after a head node.
   int add(const std::string& kernel, Dim dim, const std::vector<void*>& pointers, const std::vector<int64_t>& sizes,
           const std::vector<float>& values);
   // The same for a kernel at hand, which must outlive the program.

@@ -1,7 +1,7 @@
 // Runs steps: slots' deltas in, tokens and log-probabilities out. Knows nothing of Python or of models.
 //
-// One step is: body nodes once over all rows, then per tile of at most 32 logit rows the head nodes and, row by row, the
-// sampler. The logits of a tile are overwritten by the next one.
+// One step is: body nodes once over all rows, then per tile of at most 32 logit rows the head nodes and, row by row,
+// the sampler. The logits of a tile are overwritten by the next one.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,8 @@ class Runner {
 
   void enter(int64_t slot, Request request) { slots_.enter(slot, std::move(request)); }
   void release(int64_t slot) { slots_.release(slot); }
-  // Computes one step; outcomes are in the order of `work`. Throws std::invalid_argument, before anything is changed, if
-  // some work does not fit its slot.
+  // Computes one step; outcomes are in the order of `work`. Throws std::invalid_argument, before anything is changed,
+  // if some work does not fit its slot.
   std::vector<SlotOutcome> step(const std::vector<SlotWork>& work);
 
  private:

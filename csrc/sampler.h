@@ -1,9 +1,9 @@
 // Chooses a token from one row of logits, and reports log-probabilities. Knows nothing of slots, steps or Python.
 //
-// The order is: token mask, logit bias, stop tokens before min_tokens, repetition penalty (prompt and output), frequency
-// and presence penalty (output); then with temperature 0 the likeliest token, else temperature, min_p, top_k, top_p and
-// a draw. Equal logits are ordered by token id, the lower one first. min_p and top_k both keep the best few, so their
-// order does not matter; top_p is a part of the mass that they leave.
+// The order is: token mask, logit bias, stop tokens before min_tokens, repetition penalty (prompt and output),
+// frequency and presence penalty (output); then with temperature 0 the likeliest token, else temperature, min_p, top_k,
+// top_p and a draw. Equal logits are ordered by token id, the lower one first. min_p and top_k both keep the best few,
+// so their order does not matter; top_p is a part of the mass that they leave.
 //
 // The result depends on the row, the request and the position alone: masses are integers (see kernels/logits.h), the
 // draw is a function of (seed, choice, position), and candidates are met in the order of their ids.

@@ -86,7 +86,8 @@ class Slots {
   explicit Slots(RunnerLimits limits);
 
   const RunnerLimits& limits() const { return limits_; }
-  // All throw std::invalid_argument and change nothing if the slot is not free, or not live, or the request is malformed.
+  // All throw std::invalid_argument and change nothing if the slot is not free, or not live, or the request is
+  // malformed.
   void enter(int64_t slot, Request request);
   void release(int64_t slot);
   Slot& live(int64_t slot);

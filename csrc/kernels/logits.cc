@@ -1,8 +1,8 @@
 // Passes over one row of logits for the sampler: block maxima, and exponentials with their exact sums.
 //
-// Formula: mass[i] = floor(exp((x[i] - best) * scale) * 2^43), with `best` the row's maximum and scale = 1 / temperature.
-// Both passes read the row once and are bound by memory (or L2) for a vocabulary of 10^5 tokens; a block of 256 floats
-// stays in L1 between its loops. Rows are independent, so threads take rows and a pass is one piece.
+// Formula: mass[i] = floor(exp((x[i] - best) * scale) * 2^43), with `best` the row's maximum and scale = 1 /
+// temperature. Both passes read the row once and are bound by memory (or L2) for a vocabulary of 10^5 tokens; a block
+// of 256 floats stays in L1 between its loops. Rows are independent, so threads take rows and a pass is one piece.
 #include "kernels/logits.h"
 
 #include "kernel_table.h"
@@ -16,7 +16,9 @@ constexpr int kLanes = 16;
 
 int64_t one_piece(const Node&, const Step&) { return 1; }
 
-inline int64_t block_size(int64_t begin, int64_t size) { return size - begin < kLogitBlock ? size - begin : kLogitBlock; }
+inline int64_t block_size(int64_t begin, int64_t size) {
+  return size - begin < kLogitBlock ? size - begin : kLogitBlock;
+}
 
 // The last vector of a row, its missing lanes filled with the row's last value: neither a maximum nor a test for
 // finite values can see them.

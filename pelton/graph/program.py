@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pelton.errors import KernelError, UsageError
 from pelton.graph.fuse import Fuser
-from pelton.graph.graph import ROWS, TOKENS, Graph, Node, Parameter, Value
+from pelton.graph.graph import ROWS, TOKENS, Graph, Node, Parameter, Value, is_matrix
 from pelton.graph.kernel import CacheGroupLayout, CompileSettings, Group, Kernel, Packing, PassedOver, Provider, Target
 from pelton.graph.ops.quantise import quantise_node
 
@@ -71,7 +71,7 @@ class Program:
         ]
 
     def value(self, name: str) -> Value:
-        """A value that exists after a step: captured, or an output of the graph."""
+        """A value that can be read after a step: captured, an input or an output of the graph."""
         for value in self.places:
             if value.name == name:
                 return value
@@ -88,7 +88,8 @@ def compile(graph: Graph, target: Target, settings: CompileSettings) -> Program:
         value for group in groups for node in group.members for value in node.outputs if value.name in settings.capture
     }
     groups = _with_outputs(Fuser(groups, kept, chooser.fused, settings).run(), kept)
-    places, arena_bytes = _plan_places(groups, kept, target, settings)
+    inputs = [value for value in graph.inputs.values() if is_matrix(value)]
+    places, arena_bytes = _plan_places(groups, inputs, kept, target, settings)
     return Program(
         graph=graph,
         settings=settings,
@@ -155,7 +156,7 @@ def _check_names(graph: Graph, providers: Sequence[Provider], settings: CompileS
     for name in sorted(settings.disabled - kernels):
         raise UsageError(f"there is no kernel `{name}` to disable", f"there are: {', '.join(sorted(kernels))}")
     values = {value.name for node in graph.nodes for value in node.outputs}
-    quantised = {f"{name}.quantise" for name in values}
+    quantised = {f"{name}.quantise" for name in values | graph.inputs.keys()}
     for name in sorted(settings.capture - values - quantised):
         raise UsageError(f"there is no value `{name}` to capture", "`explain` lists the names")
     missing = sorted(graph.parameters.keys() - settings.formats.keys())
@@ -189,12 +190,14 @@ def _with_outputs(groups: Sequence[Group], kept: frozenset[Value]) -> list[Group
     return written
 
 
-def _lifetimes(groups: Sequence[Group], kept: frozenset[Value]) -> dict[Value, tuple[int, int]]:
-    """First and last group that need each buffer, by the value that owns it. Head groups run once per tile, so what
-    they read of the body lives to the end."""
-    owner: dict[Value, Value] = {}
-    first: dict[Value, int] = {}
-    last: dict[Value, int] = {}
+def _lifetimes(
+    groups: Sequence[Group], inputs: Sequence[Value], kept: frozenset[Value]
+) -> dict[Value, tuple[int, int]]:
+    """First and last group that need each value's memory. Head groups run once per tile, so what they read of the body
+    lives to the end; so do inputs, which whoever runs the program writes."""
+    owner = {value: value for value in inputs}
+    first = dict.fromkeys(inputs, 0)
+    last = dict.fromkeys(inputs, len(groups))
     for index, group in enumerate(groups):
         for value in group.inputs:
             if value in owner:
@@ -209,25 +212,35 @@ def _lifetimes(groups: Sequence[Group], kept: frozenset[Value]) -> dict[Value, t
 
 
 def _plan_places(
-    groups: Sequence[Group], kept: frozenset[Value], target: Target, settings: CompileSettings
+    groups: Sequence[Group],
+    inputs: Sequence[Value],
+    kept: frozenset[Value],
+    target: Target,
+    settings: CompileSettings,
 ) -> tuple[dict[Value, Place], int]:
     """First fit by offset, in order of birth. A value computed in place takes the place of what it overwrites."""
-    lifetimes = _lifetimes(groups, kept)
+    lifetimes = _lifetimes(groups, inputs, kept)
     places: dict[Value, Place] = {}
     alive: list[Value] = []
+
+    def place(value: Value) -> None:
+        num_rows = settings.max_tokens if value.shape[0] == TOKENS else HEAD_ROWS
+        row_bytes = target.row_bytes(value)
+        assert row_bytes % ALIGNMENT == 0, f"rows of {value.name} are {row_bytes} bytes"
+        offset = _first_fit([places[other] for other in alive], row_bytes * num_rows)
+        places[value] = Place(offset, row_bytes, num_rows)
+        alive.append(value)
+
+    for value in inputs:
+        place(value)
     for index, group in enumerate(groups):
-        alive = [value for value in alive if lifetimes[value][1] >= index]
+        alive[:] = [value for value in alive if lifetimes[value][1] >= index]
         for value in group.outputs:
             overwritten = group.in_place.get(value)
-            if overwritten is not None:
+            if overwritten is None:
+                place(value)
+            else:
                 places[value] = places[overwritten]
-                continue
-            num_rows = settings.max_tokens if value.shape[0] == TOKENS else HEAD_ROWS
-            row_bytes = target.row_bytes(value)
-            assert row_bytes % ALIGNMENT == 0, f"rows of {value.name} are {row_bytes} bytes"
-            offset = _first_fit([places[other] for other in alive], row_bytes * num_rows)
-            places[value] = Place(offset, row_bytes, num_rows)
-            alive.append(value)
     return places, max((place.offset + place.nbytes for place in places.values()), default=0)
 
 

@@ -72,7 +72,7 @@ class NativeRunner:
             native.release(slot)
         for request in batch.new:
             native.enter(request)
-        return StepResult([_slot_result(*outcome) for outcome in native.step(batch.work)])
+        return StepResult([slot_result(*outcome) for outcome in native.step(batch.work)])
 
     def close(self) -> None:
         """Gives all memory back. Idempotent."""
@@ -82,7 +82,7 @@ class NativeRunner:
             self._program.close()
 
 
-def _slot_result(
+def slot_result(
     slot: int,
     token_id: int | None,
     logprobs: _native.Logprobs | None,

@@ -8,7 +8,7 @@ import pytest
 
 from pelton import _native
 from pelton.engine.batch import NewRequest, SlotResult, SlotWork
-from pelton.runner.runner import _slot_result
+from pelton.runner.runner import slot_result
 from pelton.sampling_params import SamplingParams
 
 HEAD_ROWS = 32
@@ -67,7 +67,7 @@ class RowRunner:
         self.write(rows)
         slots = list(range(len(rows))) if slots is None else slots
         work = [SlotWork(slot, len(self._known[slot]) - 1, 1, [], token_mask=mask) for slot in slots]
-        results = [_slot_result(*outcome) for outcome in self._native.step(work)]
+        results = [slot_result(*outcome) for outcome in self._native.step(work)]
         for result in results:
             if result.token_id is not None:
                 self._known[result.slot].append(result.token_id)

@@ -16,7 +16,7 @@ TOLERANCE = 5e-6
 
 @dataclass(frozen=True)
 class Distribution:
-    """Tokens that can be drawn, by id, and the bounds of each in [0, 1]: token_ids[i] owns [bounds[i], bounds[i + 1])."""
+    """Tokens that can be drawn, by id; token_ids[i] owns [bounds[i], bounds[i + 1]) of [0, 1]."""
 
     token_ids: list[int]
     bounds: Any
