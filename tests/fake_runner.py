@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from pelton.cache.groups import BLOCK_TOKENS, OFFSET_UNIT, CacheGroupSpec
 from pelton.engine.batch import Batch, NewRequest, SlotResult, SlotWork, StepResult, TokenLogprobs
+from pelton.engine.engine import Engine
+from pelton.engine.scheduler import EngineLimits
 
 VOCAB_SIZE = 50
 EOS = 1
@@ -126,3 +128,22 @@ def draw(token_ids: list[int], request: NewRequest) -> int:
 
 def logprobs_of(token_id: int) -> TokenLogprobs:
     return TokenLogprobs([token_id, 0], [-float(token_id), -0.5], token_id + 1)
+
+
+def engine_of(
+    *,
+    groups: list[CacheGroupSpec] | None = None,
+    num_slabs: int = 64,
+    max_model_len: int = 256,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    fail_on: int | None = None,
+) -> Engine:
+    """An engine over a fake runner. A slab is 512 bytes: four blocks of the full group."""
+    limits = EngineLimits(max_model_len, max_num_seqs, max_num_batched_tokens, num_slabs * 512, 512, VOCAB_SIZE)
+    return Engine(FakeRunner(groups or [FULL], fail_on), limits, (EOS,))
+
+
+def runner_of(engine: Engine) -> FakeRunner:
+    assert isinstance(engine.runner, FakeRunner)
+    return engine.runner
