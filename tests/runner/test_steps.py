@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,8 @@ class StepRunner:
 
 
 @pytest.fixture
-def runner(team: _native.Team) -> Iterator[StepRunner]:
-    yield StepRunner(team)
+def runner(team: _native.Team) -> StepRunner:
+    return StepRunner(team)
 
 
 def request(slot: int = 0, num_tokens: int = 5, num_prompt: int | None = None, **sampling: Any) -> NewRequest:
