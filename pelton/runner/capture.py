@@ -28,7 +28,7 @@ class ReadableProgram(Protocol):
     def row(self, name: str, index: int) -> memoryview: ...
 
 
-def forward_logits(program: ReadableProgram, token_ids: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+def forward_logits(program: ReadableProgram, token_ids: Sequence[int]) -> Iterator[tuple[int, memoryview[float]]]:
     """(position, logits) of every position in order: float32 [vocab_size], valid until the next one is asked for.
 
     Raises ContextLengthError if the program was compiled for a shorter context, UsageError on ids it does not know.
@@ -55,7 +55,7 @@ def capture(program: ReadableProgram, token_ids: Sequence[int], names: Sequence[
         for name in names:
             for index in range(num_rows):
                 with _read(program, name, index) as row:
-                    rows[name].append(row.tolist())
+                    rows[name].append(list(row))
     return rows
 
 
@@ -99,7 +99,7 @@ def _tables(compiled: Program, num_tokens: int) -> tuple[list[list[int]], int]:
     return tables, max(offset, OFFSET_UNIT)
 
 
-def _read(program: ReadableProgram, name: str, index: int) -> memoryview:
+def _read(program: ReadableProgram, name: str, index: int) -> memoryview[float]:
     columns = program.program.value(name).shape[1]
     assert isinstance(columns, int), f"{name} has a symbolic number of columns"
     return program.row(name, index)[: columns * _FLOAT_BYTES].cast("f")

@@ -20,8 +20,8 @@ from pelton.sampling_params import SamplingParams
 from tests.graph.tiny_model import VOCABULARY
 from tests.runner.tiny_program import MAX_CONTEXT, MAX_TOKENS, open_tiny_program, tiny_program
 
-SLAB_BYTES = 1 << 16
-ROOMY, TIGHT = 16, 3  # slabs
+SLAB_BYTES = 4096  # two blocks: 32 tokens
+ROOMY, TIGHT = 64, 10  # slabs
 
 
 @contextmanager

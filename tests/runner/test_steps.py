@@ -181,7 +181,7 @@ def test_reset_drops_the_old_tables(runner: StepRunner) -> None:
         ({"seed": -1}, "`seed` is `-1`"),
         ({"position_rows": 3}, "`position_rows` must be 1"),
         ({"adapter": 0}, "`adapter` must be None"),
-        ({"sampling": SamplingParams(logit_bias={32: 1.0})}, "`logit_bias token` is"),
+        ({"sampling": SamplingParams(logit_bias={32: 1.0})}, "`logit_bias key` is"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused(runner: StepRunner, change: dict[str, Any], message: str) -> None:
