@@ -41,13 +41,13 @@ struct AttentionUnit {
   int32_t sequence;
   int32_t first_row;
   int32_t num_rows;
-  int32_t first_split;    // of its first row: a window may hide the splits before it
-  int32_t end_split;      // one past its last row's own
+  int32_t first_split;  // of its first row: a window may hide the splits before it
+  int32_t end_split;    // one past its last row's own
   int32_t num_items;
-  int32_t arrived;        // pieces that are done; the last one sets it back to 0 for the next layer
+  int32_t arrived;  // pieces that are done; the last one sets it back to 0 for the next layer
   int32_t unused;
-  int64_t partial_offset; // bytes from the workspace's start to [split][row][head] partials; 0: none, one item
-  int64_t padding[3];     // a cache line of its own: `arrived` is shared between threads
+  int64_t partial_offset;  // bytes from the workspace's start to [split][row][head] partials; 0: none, one item
+  int64_t padding[3];      // a cache line of its own: `arrived` is shared between threads
 };
 static_assert(sizeof(AttentionUnit) == 64, "one cache line");
 

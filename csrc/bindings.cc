@@ -18,13 +18,17 @@
 #include <string_view>
 #include <system_error>
 
+#include "attention_plan.h"
 #include "bandwidth.h"
 #include "cpu_features.h"
+#include "file_read.h"
 #include "gguf.h"
 #include "levels.h"
 #include "memory.h"
+#include "pack.h"
 #include "program.h"
 #include "runner.h"
+#include "self_test.h"
 #include "step_input.h"
 #include "team.h"
 
@@ -118,6 +122,76 @@ void bind_levels(nb::module_& module) {
         return out;
       },
       "level"_a);
+  module.def(
+      "self_test",
+      [](const std::string& level) {
+        std::vector<std::pair<std::string, std::string>> out;
+        for (const SelfTestResult& result : self_test(level)) out.emplace_back(result.name, result.verdict);
+        return out;
+      },
+      "level"_a);
+}
+
+// ---- Weights ----
+
+// The part of a buffer that a native function will write or read.
+uint8_t* checked_range(const Buffer& buffer, int64_t offset, int64_t nbytes) {
+  const int64_t size = static_cast<int64_t>(buffer.memory.bytes());
+  if (offset < 0 || nbytes > size || offset > size - nbytes) {
+    throw std::out_of_range("`" + std::to_string(nbytes) + "` bytes at offset `" + std::to_string(offset) +
+                            "` of a buffer of `" + std::to_string(size) + "`");
+  }
+  return buffer.memory.data() + offset;
+}
+
+void pack(Team& team, const std::string& format, int fd, int64_t offset, int64_t n, int64_t k,
+          const Buffer& destination, int64_t destination_offset,
+          const std::optional<std::vector<int64_t>>& row_order) {
+  const PackShape shape(format, n, k);
+  uint8_t* target = checked_range(destination, destination_offset, shape.packed_bytes());
+  const nb::gil_scoped_release release;
+  pack_from_file(team, shape, fd, offset, target, row_order.value_or(std::vector<int64_t>()));
+}
+
+Buffer unpack_to_buffer(const std::string& format, const Buffer& source, int64_t offset, int64_t n, int64_t k) {
+  const PackShape shape(format, n, k);
+  const uint8_t* packed = checked_range(source, offset, shape.packed_bytes());
+  Buffer out = Buffer::allocate(n * k * static_cast<int64_t>(sizeof(float)), "unpacked");
+  unpack(shape, packed, reinterpret_cast<float*>(out.memory.data()));
+  return out;
+}
+
+void read_floats_to_buffer(const std::string& format, int fd, int64_t offset, int64_t count, const Buffer& destination,
+                           int64_t destination_offset) {
+  if (count < 0 || count > PTRDIFF_MAX / 4) throw std::invalid_argument("count is `" + std::to_string(count) + "`");
+  if (destination_offset % 4 != 0) throw std::invalid_argument("destination_offset is not a multiple of 4");
+  uint8_t* target = checked_range(destination, destination_offset, count * 4);
+  const nb::gil_scoped_release release;
+  read_floats(format, fd, offset, count, reinterpret_cast<float*>(target));
+}
+
+void translate_read_errors(const std::exception_ptr& error, void*) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const EndOfFile& end) {
+    PyErr_SetString(PyExc_EOFError, end.what());
+  } catch (const std::system_error& system) {
+    errno = system.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+  }
+}
+
+void bind_weights(nb::module_& module) {
+  nb::register_exception_translator(translate_read_errors);
+  module.def(
+      "packed_bytes",
+      [](const std::string& format, int64_t n, int64_t k) { return PackShape(format, n, k).packed_bytes(); },
+      "format"_a, "n"_a, "k"_a);
+  module.def("pack", &pack, "team"_a, "format"_a, "fd"_a, "offset"_a, "n"_a, "k"_a, "destination"_a,
+             "destination_offset"_a, "row_order"_a = nb::none());
+  module.def("unpack", &unpack_to_buffer, "format"_a, "source"_a, "offset"_a, "n"_a, "k"_a);
+  module.def("read_floats", &read_floats_to_buffer, "format"_a, "fd"_a, "offset"_a, "count"_a, "destination"_a,
+             "destination_offset"_a);
 }
 
 // ---- GGUF headers ----
@@ -247,6 +321,21 @@ void bind_gguf(nb::module_& module) {
            })
       .def("value", &gguf_value, "key"_a)
       .def("tensors", &gguf_tensors);
+}
+
+// ---- Attention ----
+
+void bind_attention(nb::module_& module) {
+  module.def(
+      "attention_workspace_bytes",
+      [](int64_t max_tokens, int64_t max_context, int64_t num_threads, int64_t heads, int64_t kv_heads,
+         int64_t head_dim) {
+        if (max_tokens < 1 || max_context < 1 || num_threads < 1 || heads < 1 || kv_heads < 1 || head_dim < 1) {
+          throw std::invalid_argument("a workspace's sizes are at least 1");
+        }
+        return attention_workspace_bytes(max_tokens, max_context, num_threads, heads, kv_heads, head_dim);
+      },
+      "max_tokens"_a, "max_context"_a, "num_threads"_a, "heads"_a, "kv_heads"_a, "head_dim"_a);
 }
 
 // ---- Program ----
@@ -485,6 +574,8 @@ NB_MODULE(_native, module) {
   pelton::bind_team(module);
   pelton::bind_levels(module);
   pelton::bind_gguf(module);
+  pelton::bind_weights(module);
+  pelton::bind_attention(module);
   pelton::bind_program(module);
   pelton::bind_runner(module);
 }

@@ -19,7 +19,8 @@
 //   q4_0 ... q8_0   one group:   f16 d[16], f16 m[16] where there is a minimum, codes
 //   K-quants        8 groups:    f16 d[16], f16 dmin[16] where there is one,
 //                                scales: per group 16 bytes, or two times 16 where a scale covers 16 K,
-//                                minima: per group 16 bytes (q2_k: in the high nibbles of the scales), codes of 8 groups
+//                                minima: per group 16 bytes (q2_k: in the high nibbles of the scales), codes of 8
+//                                groups
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,8 @@ inline constexpr const char* kFormatNames[kNumFormats] = {"f32",  "f16",  "bf16"
                                                           "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"};
 
 inline constexpr int kLanes = 16;
-inline constexpr int kGroup = 32;       // K values that share scales in integer formats
-inline constexpr int kQuads = 8;        // of a group
+inline constexpr int kGroup = 32;  // K values that share scales in integer formats
+inline constexpr int kQuads = 8;   // of a group
 inline constexpr int kVectorBytes = 64;
 
 // ---- File layout (GGUF) ----
@@ -110,10 +111,10 @@ static_assert(sizeof(BlockQ5K) == 176 && sizeof(BlockQ6K) == 210, "file layout")
 // ---- Packed layout of the integer formats ----
 
 enum class ScaleKind {
-  kPlain,        // legacy: d and m are the scale and the minimum
-  kUnsigned,     // d * u8, dmin * u8
-  kSigned,       // d * s8
-  kNibbles,      // q2_k: scale in the low nibble, minimum in the high one
+  kPlain,     // legacy: d and m are the scale and the minimum
+  kUnsigned,  // d * u8, dmin * u8
+  kSigned,    // d * s8
+  kNibbles,   // q2_k: scale in the low nibble, minimum in the high one
 };
 
 // value = scale * (code - kZero) + minimum, where the minimum is m, or -dmin * mn
@@ -133,7 +134,8 @@ struct IntegerFormat {
   static constexpr int kScaleOffset = kHasMin ? 4 * kLanes : 2 * kLanes;  // after d[16] and m[16]
   static constexpr int kScaleBytes = kHasScaleBytes ? kUnitGroups * kHalves * kLanes : 0;
   static constexpr int kMinOffset = kScaleOffset + kScaleBytes;
-  static constexpr int kMinBytes = kHasScaleBytes && kHasMin && kScales != ScaleKind::kNibbles ? kUnitGroups * kLanes : 0;
+  static constexpr int kMinBytes =
+      kHasScaleBytes && kHasMin && kScales != ScaleKind::kNibbles ? kUnitGroups * kLanes : 0;
   static constexpr int kCodeOffset = kMinOffset + kMinBytes;
   static constexpr int kUnitBytes = kCodeOffset + kUnitGroups * kGroupCodeBytes;
 };
@@ -158,7 +160,9 @@ static_assert(PackedQ4K::kUnitBytes == 2368 && PackedQ5K::kUnitBytes == 2880, "l
 // Internal linkage: kernel files of all levels include this, and may share no function.
 namespace {
 
-[[maybe_unused]] constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+[[maybe_unused]] constexpr int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 // Bytes of one panel of k values per lane; k is a whole number of units.
 template <class Layout>

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <stdexcept>
 
 #include "cpu_features.h"
+#include "self_test.h"
 
 // One line PELTON_FAMILY(level, family) per object file of a kernel family, written by the build.
 #define PELTON_FAMILY(level, family) extern "C" const pelton::KernelEntry* pelton_##level##_##family(int32_t* count);
@@ -49,13 +51,46 @@ const std::vector<Requirement>& requirements() {
   return table;
 }
 
-LevelStatus check(const Requirement& requirement) {
+std::string missing_features(const Requirement& requirement) {
   std::string missing;
   for (const char* feature : requirement.features) {
     if (!has_cpu_feature(feature)) missing += (missing.empty() ? "" : ", ") + std::string(feature);
   }
-  if (!missing.empty()) return {requirement.level, false, "this CPU or system lacks " + missing};
-  return {requirement.level, true, ""};
+  return missing.empty() ? "" : "this CPU or system lacks " + missing;
+}
+
+// The first disagreement, empty if there is none.
+std::string failed_self_test(const std::string& level) {
+  for (const SelfTestResult& result : self_test(level)) {
+    if (result.verdict != "ok") return "self-test `" + result.name + "`: " + result.verdict;
+  }
+  return "";
+}
+
+// Why a level can't be used, empty if it can. Worked out once per level.
+const std::string& reason_against(const Requirement& requirement) {
+  static std::mutex mutex;
+  static std::map<std::string, std::string> reasons;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [entry, is_new] = reasons.try_emplace(requirement.level);
+  if (is_new) {
+    entry->second = missing_features(requirement);
+    // The generic level is what the others are held against.
+    const bool is_generic = requirement.features.empty();
+    if (entry->second.empty() && !is_generic) entry->second = failed_self_test(requirement.level);
+  }
+  return entry->second;
+}
+
+[[noreturn]] void refuse(const std::string& level, const std::string& reason) {
+  throw std::invalid_argument("level `" + level + "` can't be used: " + reason);
+}
+
+const Requirement& known_level(const std::string& level) {
+  for (const Requirement& requirement : requirements()) {
+    if (level == requirement.level) return requirement;
+  }
+  throw std::invalid_argument("there is no level `" + level + "` on this architecture");
 }
 
 std::map<std::string, std::vector<KernelEntry>> collect() {
@@ -76,22 +111,23 @@ std::map<std::string, std::vector<KernelEntry>> collect() {
 
 }  // namespace
 
-const std::vector<LevelStatus>& levels() {
-  static const std::vector<LevelStatus> statuses = [] {
-    std::vector<LevelStatus> out;
-    for (const Requirement& requirement : requirements()) out.push_back(check(requirement));
-    return out;
-  }();
-  return statuses;
+std::vector<LevelStatus> levels() {
+  std::vector<LevelStatus> out;
+  for (const Requirement& requirement : requirements()) {
+    const std::string& reason = reason_against(requirement);
+    out.push_back({requirement.level, reason.empty(), reason});
+  }
+  return out;
 }
 
 void require_level(const std::string& level) {
-  for (const LevelStatus& status : levels()) {
-    if (status.name != level) continue;
-    if (status.usable) return;
-    throw std::invalid_argument("level `" + level + "` can't be used: " + status.reason);
-  }
-  throw std::invalid_argument("there is no level `" + level + "` on this architecture");
+  const std::string& reason = reason_against(known_level(level));
+  if (!reason.empty()) refuse(level, reason);
+}
+
+void require_features(const std::string& level) {
+  const std::string reason = missing_features(known_level(level));
+  if (!reason.empty()) refuse(level, reason);
 }
 
 const std::vector<KernelEntry>& kernels(const std::string& level) {

@@ -14,12 +14,15 @@ struct LevelStatus {
   std::string reason;  // why not; empty if usable
 };
 
-// Every level of this architecture, best last. A level is usable if it was built, the CPU and the system have what it
-// needs, and its self-test agreed with the generic level.
-const std::vector<LevelStatus>& levels();
+// Every level of this architecture, best last. A level is usable if the CPU and the system have what it needs and its
+// self-test agreed with the generic level. Each level is tested once, when it is first asked for: about a millisecond.
+std::vector<LevelStatus> levels();
 
-// Throws std::invalid_argument, naming the reason, unless levels() has it as usable.
+// Throws std::invalid_argument, naming the reason, unless the level is usable.
 void require_level(const std::string& level);
+
+// The same, of the CPU and the system alone: what a self-test needs.
+void require_features(const std::string& level);
 
 // All kernels of a level, sorted by name. Empty for an unknown level.
 const std::vector<KernelEntry>& kernels(const std::string& level);

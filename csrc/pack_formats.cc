@@ -2,12 +2,13 @@
 //
 // Packing moves bits and never rounds. All of it works on quads: four codes in the four bytes of a uint32_t, since the
 // file keeps consecutive K in consecutive bytes and a panel vector is sixteen quads, one per lane.
+#include "pack_formats.h"
+
 #include <cstring>
 
 #include "formats.h"
 #include "half.h"
 #include "pack.h"
-#include "pack_formats.h"
 
 namespace pelton {
 namespace {
@@ -330,8 +331,7 @@ void unpack_unit(const uint8_t* unit, int lane, float* values) {
   const float d = float_from_f16(load_u16(unit + 2 * lane));
   const float m = Layout::kHasMin ? float_from_f16(load_u16(unit + 2 * (kLanes + lane))) : 0.0f;
   for (int g = 0; g < Layout::kUnitGroups; ++g) {
-    const GroupCodes group =
-        load_codes<Layout>(unit + Layout::kCodeOffset + g * Layout::kGroupCodeBytes, lane);
+    const GroupCodes group = load_codes<Layout>(unit + Layout::kCodeOffset + g * Layout::kGroupCodeBytes, lane);
     for (int i = 0; i < kGroup; ++i) {
       const uint8_t byte = static_cast<uint8_t>(group.quads[i / 4] >> 8 * (i % 4));
       const int code = Layout::kBits == 8 ? static_cast<int8_t>(byte) : byte - Layout::kZero;
@@ -375,11 +375,13 @@ void unpack_elements(int64_t k, float* const* rows, Value value) {
 }
 
 void unpack_f32(const uint8_t* panel, int64_t k, float* const* rows) {
-  unpack_elements(k, rows, [=](int64_t i, int lane) { return float_from_bits(load_u32(panel + (i * kLanes + lane) * 4)); });
+  unpack_elements(k, rows,
+                  [=](int64_t i, int lane) { return float_from_bits(load_u32(panel + (i * kLanes + lane) * 4)); });
 }
 
 void unpack_f16(const uint8_t* panel, int64_t k, float* const* rows) {
-  unpack_elements(k, rows, [=](int64_t i, int lane) { return float_from_f16(load_u16(panel + (i * kLanes + lane) * 2)); });
+  unpack_elements(k, rows,
+                  [=](int64_t i, int lane) { return float_from_f16(load_u16(panel + (i * kLanes + lane) * 2)); });
 }
 
 void unpack_bf16(const uint8_t* panel, int64_t k, float* const* rows) {
@@ -395,8 +397,12 @@ int64_t panel_bytes_of(int64_t k) {
 
 template <Format kFormat, class Read>
 constexpr PackFormat integer_entry() {
-  return {kFormatNames[static_cast<int>(kFormat)], Read::Layout::kUnitValues,  sizeof(typename Read::Block),
-          panel_bytes_of<kFormat>,                 pack_integer<Read>, unpack_integer<typename Read::Layout>};
+  return {kFormatNames[static_cast<int>(kFormat)],
+          Read::Layout::kUnitValues,
+          sizeof(typename Read::Block),
+          panel_bytes_of<kFormat>,
+          pack_integer<Read>,
+          unpack_integer<typename Read::Layout>};
 }
 
 constexpr PackFormat kPackFormats[kNumFormats] = {

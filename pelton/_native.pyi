@@ -41,7 +41,9 @@ def read_bandwidth(team: Team, nbytes: int) -> float:
 
 # Packed weights: panels of 16 output channels (see csrc/pack.h). formats: f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0
 # q2_k q3_k q4_k q5_k q6_k.
-def packed_bytes(format: str, n: int, k: int) -> int: ...
+def packed_bytes(format: str, n: int, k: int) -> int:
+    """Raises ValueError for a format or a shape that can't be."""
+
 def pack(
     team: Team,
     format: str,
@@ -55,10 +57,22 @@ def pack(
 ) -> None:
     """Reads [n, k] in file layout at `offset` of `fd` with pread, in parallel, and packs it.
 
-    row_order: output row i is file row row_order[i]. Raises EOFError if the file ends before the tensor does."""
+    row_order: output row i is file row row_order[i]. Raises EOFError, naming how many bytes are missing, if the file
+    ends before the tensor does, and OSError."""
 
 def unpack(format: str, source: Buffer, offset: int, n: int, k: int) -> Buffer:
     """[n, k] float32 as the format defines it, exactly (for tests and references)."""
+
+def read_floats(format: str, fd: int, offset: int, count: int, destination: Buffer, destination_offset: int) -> None:
+    """Reads `count` floats stored as f32, f16 or bf16 and widens them, exactly, to float32 (norm weights, biases).
+    Raises EOFError."""
+
+def attention_workspace_bytes(
+    max_tokens: int, max_context: int, num_threads: int, heads: int, kv_heads: int, head_dim: int
+) -> int:
+    """Bytes of the workspace that `attention_plan` and the `attention` nodes with these heads and this window share.
+
+    max_tokens: rows of the largest step. max_context: tokens of the longest sequence."""
 
 class StepInput:
     """One step's rows for a direct run of a program (tests, captures). Lists are copied."""
@@ -85,7 +99,7 @@ class Program:
     def run(self, step: StepInput, first: int = 0, last: int = -1) -> None:
         """Runs nodes [first, last) (tests: the head tile holds all logit_rows, at most 32)."""
     def profile(self, step: StepInput) -> list[tuple[str, float]]:
-        """One run, seconds per node."""
+        """One run, node after node: (kernel, seconds) per node."""
 
 Logprobs = tuple[list[int], list[float], int]  # token ids, log-probabilities, rank: see engine.batch.TokenLogprobs
 Outcome = tuple[int, int | None, Logprobs | None, list[Logprobs] | None, str | None]  # see engine.batch.SlotResult

@@ -91,11 +91,8 @@ class _Choice:
 
     @property
     def has_news(self) -> bool:
-        """A token alone is none while its text is held back, unless its log-probabilities are waited for."""
-        if self.is_finished and not self._has_told_end:
-            return True
-        has_tokens = len(self._known.token_ids) > self._num_told_tokens
-        return len(self._pieces) > self._num_told_pieces or (has_tokens and self._known.logprobs is not None)
+        is_end = self.is_finished and not self._has_told_end
+        return is_end or len(self._known.token_ids) > self._num_told_tokens
 
     def take(self, progress: Progress) -> bool:
         known = self._known

@@ -1,27 +1,24 @@
 """`LLM`: a model in the caller's process, with the names and shapes of vLLM's offline API.
 
-It turns prompts into requests and drives the engine; what a model is made of is assembly.py's.
+It turns prompts into requests and drives the engine; how a model is loaded is loaded_model.py's.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict
 
 from pelton.answer import Answer
-from pelton.assembly import LoadedModel, load_model
-from pelton.config import DEFAULT_MODEL, load_settings
+from pelton.config import DEFAULT_MODEL, Settings, load_settings
 from pelton.errors import ChatTemplateError, PeltonError, RequestError, UsageError
+from pelton.loaded_model import LoadedModel, load_model
 from pelton.outputs import RequestOutput
 from pelton.plan import Plan
 from pelton.sampling_params import SamplingParams
 from pelton.text.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 
 class TokensPrompt(TypedDict):
@@ -52,18 +49,38 @@ class LLM:
         can't be.
         """
         file = None if config is None else Path(config)
-        self._model: LoadedModel | None = load_model(load_settings({**settings, "model": model}, file))
-        self._answers: dict[str, Answer] = {}
-        self._request_numbers = itertools.count()
+        self._start_with(load_model(load_settings({**settings, "model": model}, file)))
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> LLM:
+        """Loads what the settings say."""
+        return cls.of(load_model(settings))
 
     @classmethod
     def of(cls, model: LoadedModel) -> LLM:
-        """An LLM of a model that is loaded already, and that it closes."""
+        """Answers with a model that is loaded already, and that it will close."""
         llm = cls.__new__(cls)
-        llm._model = model
-        llm._answers = {}
-        llm._request_numbers = itertools.count()
+        llm._start_with(model)
         return llm
+
+    def _start_with(self, model: LoadedModel) -> None:
+        self._model: LoadedModel | None = model
+        self._answers: dict[str, Answer] = {}
+        self._request_numbers = itertools.count()
+
+    @property
+    def model_name(self) -> str:
+        return self._loaded.name
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self._loaded.plan.limits.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids lie in [0, vocab_size)."""
+        return self._loaded.plan.limits.vocab_size
 
     @property
     def plan(self) -> Plan:
@@ -94,9 +111,7 @@ class LLM:
         priority:         one per prompt, lower goes first.
         Raises ContextLengthError or RequestError, naming the prompt, before anything runs.
         """
-        is_one = isinstance(prompts, str | dict) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        many: list[Any] = [prompts] if is_one else list(prompts)
-        encoded = [self._encoded(prompt) for prompt in many]
+        encoded = [self._encoded(prompt) for prompt in _each(prompts)]
         return self._run(encoded, self._sampling_for(sampling_params, len(encoded)), priority)
 
     def chat(
@@ -115,7 +130,7 @@ class LLM:
         """
         is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
         many: list[Any] = [messages] if is_one else list(messages)
-        encoded = [self.encode_chat(one, add_generation_prompt, **(chat_template_kwargs or {})) for one in many]
+        encoded = [self._encoded_chat(one, add_generation_prompt, chat_template_kwargs or {}) for one in many]
         return self._run(encoded, self._sampling_for(sampling_params, len(encoded)))
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -124,23 +139,20 @@ class LLM:
         return self._stream(*self._encoded(prompt), sampling)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **template_arguments: Any
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
         """As chat for one conversation, step by step."""
         sampling = sampling_params or self.get_default_sampling_params()
-        return self._stream(*self.encode_chat(messages, **template_arguments), sampling)
+        return self._stream(*self._encoded_chat(messages, add_generation_prompt, chat_template_kwargs or {}), sampling)
 
-    def encode_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, **template_arguments: Any
-    ) -> tuple[str, list[int]]:
-        """A conversation as the model's template writes it: the text, and its token ids."""
-        template = self._loaded.chat_template
-        if template is None:
-            raise ChatTemplateError(
-                f"`{self._loaded.name}` has no chat template: it continues texts, it does not converse",
-                "use `generate`, or take an instruction-tuned model",
-            )
-        return template.encode(messages, add_generation_prompt=add_generation_prompt, **template_arguments)
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation, as chat would compute them."""
+        return self._encoded_chat(messages, add_generation_prompt, {})[1]
 
     def close(self) -> None:
         """Gives the model's memory back. Idempotent."""
@@ -162,19 +174,32 @@ class LLM:
             raise PeltonError("this LLM is closed")
         return self._model
 
-    def _encoded(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _encoded(self, prompt: Any) -> tuple[str | None, list[int]]:
         """(text if it was one, token ids)."""
         if isinstance(prompt, Mapping):
-            known = [key for key in ("prompt_token_ids", "prompt") if key in prompt]
-            if len(known) != 1 or len(prompt) != 1:
+            given = dict(prompt)
+            if len(given) != 1 or not given.keys() <= {"prompt", "prompt_token_ids"}:
                 raise UsageError("a prompt as a dict has one key: `prompt` or `prompt_token_ids`")
-            return self._encoded(prompt[known[0]])  # type: ignore[literal-required]
+            (prompt,) = given.values()
         if isinstance(prompt, str):
             return prompt, self._loaded.tokenizer.encode(prompt, parse_special=True)
         token_ids = list(prompt)
         if any(isinstance(token, bool) or not isinstance(token, int) for token in token_ids):
             raise UsageError("a prompt is a text or a list of token ids")
         return None, token_ids
+
+    def _encoded_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool, template_arguments: Mapping[str, Any]
+    ) -> tuple[str, list[int]]:
+        """(text as the model's template writes it, token ids)."""
+        template = self._loaded.chat_template
+        if template is None:
+            raise ChatTemplateError(
+                f"`{self.model_name}` has no chat template: it continues texts, it does not converse",
+                "use `generate`, or take an instruction-tuned model",
+            )
+        text, token_ids = template.encode(messages, add_generation_prompt=add_generation_prompt, **template_arguments)
+        return text, token_ids
 
     def _sampling_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -220,11 +245,14 @@ class LLM:
         def outputs() -> Iterator[RequestOutput]:
             answer = self._start(text, token_ids, sampling)
             try:
-                while not answer.is_finished:
-                    self._step()
+                while True:
                     news = answer.news()
                     if news is not None:
                         yield news
+                    elif answer.is_finished:
+                        return
+                    else:
+                        self._step()
             finally:
                 self._end(answer)
 
@@ -247,3 +275,11 @@ class LLM:
     def _end(self, answer: Answer) -> None:
         if self._answers.pop(answer.request_id, None) is not None and self._model is not None:
             self._model.engine.abort(answer.request_id)
+
+
+def _each(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    """One prompt is a text, a dict, or a list of numbers; all else is a list of prompts."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    many: list[Any] = list(prompts)
+    return [many] if many and isinstance(many[0], int) else many

@@ -1,4 +1,4 @@
-"""What a request came to, in the shapes of vLLM's offline API. Plain data; how text is made of tokens is answer.py's."""
+"""What a request came to, in the shapes of vLLM's offline API. Plain data; answer.py makes it."""
 
 from __future__ import annotations
 

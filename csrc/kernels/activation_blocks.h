@@ -16,7 +16,7 @@
 
 namespace pelton {
 
-inline constexpr int kModeNone = 0;     // rows of float32
+inline constexpr int kModeNone = 0;  // rows of float32
 inline constexpr int kModeOutlier = 1;
 inline constexpr int kModeExact = 2;
 

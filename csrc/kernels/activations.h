@@ -21,14 +21,12 @@ PELTON_INLINE F32 silu(F32 x) {
 // where tanh(t) is near -1.
 PELTON_INLINE F32 gelu_tanh(F32 x) {
   const F32 one = f32_set(1.0f);
-  const F32 cubic = fma(mul(x, x), f32_set(0.044715f), one);          // 1 + 0.044715 x^2
+  const F32 cubic = fma(mul(x, x), f32_set(0.044715f), one);               // 1 + 0.044715 x^2
   const F32 minus_2t = mul(mul(x, f32_set(-1.5957691216057308f)), cubic);  // -2 sqrt(2 / pi)
   return div(x, add(one, f32_exp(minus_2t)));
 }
 
-PELTON_INLINE F32 activate(int activation, F32 x) {
-  return activation == kActivationSilu ? silu(x) : gelu_tanh(x);
-}
+PELTON_INLINE F32 activate(int activation, F32 x) { return activation == kActivationSilu ? silu(x) : gelu_tanh(x); }
 
 }  // namespace
 }  // namespace PELTON_LEVEL

@@ -9,20 +9,20 @@
 // and the splits (m, l, a) are merged in order of position (merge below); the result is a / l.
 //
 // None of these operations depends on what else is computed, so decode, prefill, chunks, other sequences and threads
-// give the same bits. Skipping blocks that a row can't see changes nothing either: what is not visible never takes part.
-// A vector of scores has a token per lane, so unwritten or later tokens spoil only their own lanes, which are
+// give the same bits. Skipping blocks that a row can't see changes nothing either: what is not visible never takes
+// part. A vector of scores has a token per lane, so unwritten or later tokens spoil only their own lanes, which are
 // overwritten with -infinity before m is taken (their p is exactly 0, and l + 0 = l); the products with v run over the
 // visible tokens only, never over 0 * v, which would be NaN for a v that is not finite.
 //
 // Rows of a unit (csrc/attention_plan.h) times the query heads of a kv head are *queries*; register tiles take them in
 // flat order, row by row, so any number of heads per kv head fills them, and each pass over a split's keys and values
 // serves all of them.
-#include "attention_plan.h"
-#include "kernel_table.h"
-#include "kernels/activation_blocks.h"
-#include "kernels/attention_tile.h"
-#include "kernels/kv_block.h"
-#include "vec/vec.h"
+#include "../attention_plan.h"
+#include "../kernel_table.h"
+#include "../vec/vec.h"
+#include "activation_blocks.h"
+#include "attention_tile.h"
+#include "kv_block.h"
 
 namespace pelton::PELTON_LEVEL {
 namespace {
@@ -32,7 +32,8 @@ struct Arguments {
   float* out;
   uint8_t* blocks;
   uint8_t* workspace;
-  int64_t heads, kv_heads, head_dim, query_stride, out_stride, group, key_offset, value_offset, window, kv_type, mode;
+  int64_t heads, kv_heads, head_dim, query_stride, out_stride, group, key_offset, value_offset, window, kv_type;
+  int mode;
   float scale;
 
   explicit Arguments(const Node& node)
@@ -50,7 +51,7 @@ struct Arguments {
         value_offset(node.size[7]),
         window(node.size[8]),
         kv_type(node.size[9]),
-        mode(node.size[10]),
+        mode(static_cast<int>(node.size[10])),
         scale(node.value[0]) {}
 
   AttentionPlan* plan() const { return reinterpret_cast<AttentionPlan*>(workspace); }
@@ -177,7 +178,7 @@ struct SplitBlocks {
   const uint8_t* values[kSplitBlocks];
 
   SplitBlocks(const Piece& piece, int split, Range range) {
-    const int64_t head_bytes = piece.a.head_dim * kBlockTokens * static_cast<int64_t>(sizeof(typename Element::Type));
+    const int64_t head_bytes = kv_head_bytes<Element>(piece.a.head_dim);
     for (int b = range.first / kBlockTokens; b * kBlockTokens < range.end; ++b) {
       const uint8_t* block =
           block_address(piece.step, piece.sequence, piece.a.group, int64_t{split} * kSplitBlocks + b);
@@ -291,15 +292,15 @@ void finish_unit(const Arguments& a, Piece piece) {
 // P0 q, P1 out f32, P2 out blocks or null (a row is quantised from P1 once all of its heads stand there), P3 workspace
 // with the step's plan (see attention_plan); S0 heads S1 kv_heads S2 head_dim S3 q stride S4 out stride S5 group
 // S6 key offset S7 value offset (bytes from the block's start, layout in kv_block.h) S8 window (0: none) S9 KvType S10
-// mode of the blocks; V0 scale. head_dim: a multiple of 8 up to 256; up to 128 query heads per kv head.
+// mode of the blocks; V0 scale. head_dim is at most 256; at most 128 query heads share a kv head.
 void run(const Node& node, const Step& step, int64_t index, Scratch& scratch) {
   const Arguments a(node);
   AttentionPlan* plan = a.plan();
   if (index / a.kv_heads >= plan->num_items) return;
   const AttentionItem& item = plan->items()[index / a.kv_heads];
   AttentionUnit& unit = plan->units()[item.unit];
-  const Piece piece{a,       step, unit, step.sequences[unit.sequence], index % a.kv_heads, a.heads / a.kv_heads,
-                    Memory(scratch)};
+  const Piece piece{
+      a, step, unit, step.sequences[unit.sequence], index % a.kv_heads, a.heads / a.kv_heads, Memory(scratch)};
   if (a.kv_type == kKvBf16) compute_item<Bf16>(piece, item);
   if (a.kv_type == kKvF16) compute_item<F16>(piece, item);
   if (a.kv_type == kKvF32) compute_item<Float>(piece, item);
@@ -323,5 +324,4 @@ constexpr KernelEntry kKernels[] = {{"attention", run, pieces}};
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL
 
-using pelton::PELTON_LEVEL::kKernels;
-PELTON_EXPORT_KERNELS(attention, kKernels)
+PELTON_EXPORT_KERNELS(attention, pelton::PELTON_LEVEL::kKernels)

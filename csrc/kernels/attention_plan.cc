@@ -1,8 +1,8 @@
 // `attention_plan`: cuts one step's attention into pieces (csrc/attention_plan.h says how and why). Runs once per step
 // and workspace, before the first `attention` that is given the workspace.
-#include "attention_plan.h"
+#include "../attention_plan.h"
 
-#include "kernel_table.h"
+#include "../kernel_table.h"
 
 namespace pelton::PELTON_LEVEL {
 namespace {
@@ -52,8 +52,8 @@ struct Builder {
     // The sum of these over all units is at most num_units + extra, which is what `pieces` of attention counts on.
     int64_t items = divide_up(cost(unit) * extra, total);
     if (items > splits) items = splits;
-    const int64_t bytes = splits * unit.num_rows * request.heads * partial_floats(request.head_dim) *
-                          static_cast<int64_t>(sizeof(float));
+    const int64_t bytes =
+        splits * unit.num_rows * request.heads * partial_floats(request.head_dim) * static_cast<int64_t>(sizeof(float));
     if (items > 1 && partials + bytes > request.workspace_bytes) items = 1;
     if (items > 1) {
       unit.partial_offset = partials;
@@ -97,5 +97,4 @@ constexpr KernelEntry kKernels[] = {{"attention_plan", run, pieces}};
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL
 
-using pelton::PELTON_LEVEL::kKernels;
-PELTON_EXPORT_KERNELS(attention_plan, kKernels)
+PELTON_EXPORT_KERNELS(attention_plan, pelton::PELTON_LEVEL::kKernels)

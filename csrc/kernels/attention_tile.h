@@ -4,9 +4,10 @@
 // broadcast and b loaded and widened once for all rows of the tile. Each lane of each row is one chain of its own, so
 // a row's bits do not depend on the tile it is in.
 //
-// Tile: per step of k, R broadcasts and V loads feed R * V multiply-adds. R * V accumulators, V operands and a broadcast
-// must fit the registers, R * V must cover latency x throughput of the fma (4 x 2), and a large R pays for widening
-// (two instructions per bf16 vector, on the ports of the fma on some machines: 12 rows make that 1/6 of the work).
+// Tile: per step of k, R broadcasts and V loads feed R * V multiply-adds. R * V accumulators, V operands and a
+// broadcast must fit the registers, R * V must cover latency x throughput of the fma (4 x 2), and a large R pays for
+// widening (two instructions per bf16 vector, on the ports of the fma on some machines: 12 rows make that 1/6 of the
+// work).
 //   avx512   32 registers of 16 lanes: 12 x 2 = 24 accumulators + 2 + 1
 //   avx2     16 registers of 8 lanes, F32 is two: 6 x 1 = 12 + 2 + 1
 //   neon     32 registers of 4 lanes, F32 is four: 6 x 1 = 24 + 4 + 1
@@ -14,9 +15,9 @@
 // Fewer rows take more vectors at a time, up to 4: with one row, 4 chains are what head_dim 64 has.
 #pragma once
 
-#include "attention_plan.h"
-#include "kernels/kv_block.h"
-#include "vec/vec.h"
+#include "../attention_plan.h"
+#include "../vec/vec.h"
+#include "kv_block.h"
 
 namespace pelton::PELTON_LEVEL {
 namespace {
@@ -32,14 +33,11 @@ constexpr int kAccumulators = 6;
 constexpr int kQueryRows = 6;
 #endif
 
-constexpr int tile_vectors(int rows) {
-  return kAccumulators >= 4 * rows ? 4 : kAccumulators >= 2 * rows ? 2 : 1;
-}
+constexpr int tile_vectors(int rows) { return kAccumulators >= 4 * rows ? 4 : kAccumulators >= 2 * rows ? 2 : 1; }
 
 // Every row that attention works on (a query, a row of scores, a state) has this many floats: 256 of them, and a line
 // more at the front of a state (kStateValues) which also keeps rows from falling on the same sets of a cache.
 constexpr int kRowFloats = 256 + 16;
-constexpr int kMaxHeadDim = 256;
 static_assert(kSplitTokens <= kRowFloats && kStateValues + kMaxHeadDim <= kRowFloats, "a row holds each of them");
 
 // scores[row][v * 16 + lane] = sum over d of query[row][d] * keys[v][d][lane], one block of 16 tokens per vector.
@@ -72,9 +70,10 @@ inline void score_tile(const float* query, int64_t head_dim, const uint8_t* cons
   }
 }
 
-// out[row][v * 16 + lane] += sum over t of probabilities[row][t] * value[t][v * 16 + lane], t in [first, end) counted from
-// the split's start. values: the split's blocks, already at the wanted columns. kHalf: only 8 columns are left.
-template <class Element, int R, int V, bool kHalf>
+// out[row][v * 16 + lane] += sum over t of probabilities[row][t] * value[t][v * 16 + lane], t in [first, end) counted
+// from the split's start. out: from `column` on. kTail: fewer than 16 columns are left. The lanes behind them read the
+// next token, and are never used; only the block's end must not be passed.
+template <class Element, int R, int V, bool kTail>
 inline void value_tile(const float* probabilities, int first, int end, const uint8_t* const* values, int64_t column,
                        int64_t head_dim, float* out) {
   F32 acc[R][V];
@@ -88,10 +87,14 @@ inline void value_tile(const float* probabilities, int first, int end, const uin
     const int block_end = (t / kBlockTokens + 1) * kBlockTokens;
     const int stop = block_end < end ? block_end : end;
     const auto* value = block + (t % kBlockTokens) * head_dim;
+    const auto* last_whole = block + kBlockTokens * head_dim - column - 16;
     for (; t < stop; ++t, value += head_dim) {
       F32 b[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) b[v] = kHalf ? load_half<Element>(value) : Element::load(value + v * 16);
+      for (int v = 0; v < V; ++v) {
+        b[v] =
+            kTail && value > last_whole ? load_some<Element>(value, head_dim - column) : Element::load(value + v * 16);
+      }
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const F32 a = f32_set(probabilities[r * kRowFloats + t]);

@@ -1,9 +1,9 @@
 // What a row needs between products when no kernel has it fused: `gated_activation`, `add`, `scale`, `gather_rows`.
-#include "kernel_table.h"
-#include "kernels/activation_blocks.h"
-#include "kernels/activations.h"
-#include "kernels/row_functions.h"
-#include "vec/vec.h"
+#include "../kernel_table.h"
+#include "../vec/vec.h"
+#include "activation_blocks.h"
+#include "activations.h"
+#include "row_functions.h"
 
 namespace pelton::PELTON_LEVEL {
 namespace {
@@ -45,13 +45,14 @@ void map_row(const float* a, const float* b, float* out, int64_t columns, const 
 // P0 gate P1 up P2 out f32 or null (may be gate or up) P3 out blocks or null; S0 columns (at most kScratchBytes / 4) S1
 // gate stride S2 up stride S3 out stride S4 mode of the blocks S5 activation. out = activation(gate) * up.
 void run_gated(const Node& node, const Step& step, int64_t piece, Scratch& scratch) {
-  const int64_t columns = node.size[0], mode = node.size[4];
+  const int64_t columns = node.size[0];
+  const auto mode = static_cast<int>(node.size[4]);
   const auto activation = static_cast<int>(node.size[5]);
   auto* blocks = static_cast<uint8_t*>(node.pointer[3]);
   const RowRange rows(node, step, piece);
   for (int64_t row = rows.first; row < rows.end; ++row) {
-    float* out = node.pointer[2] != nullptr ? out_row(node, 2, row, node.size[3])
-                                            : reinterpret_cast<float*>(scratch.data);
+    float* out =
+        node.pointer[2] != nullptr ? out_row(node, 2, row, node.size[3]) : reinterpret_cast<float*>(scratch.data);
     map_row(row_of(node, 0, row, node.size[1]), row_of(node, 1, row, node.size[2]), out, columns,
             [&](F32 gate, F32 up) { return mul(activate(activation, gate), up); });
     if (blocks != nullptr) quantise_row(out, columns, mode, blocks + row * activation_row_bytes(columns, mode));
@@ -96,5 +97,4 @@ constexpr KernelEntry kKernels[] = {
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL
 
-using pelton::PELTON_LEVEL::kKernels;
-PELTON_EXPORT_KERNELS(elementwise, kKernels)
+PELTON_EXPORT_KERNELS(elementwise, pelton::PELTON_LEVEL::kKernels)

@@ -9,11 +9,13 @@
 
 #include <cstring>
 
-#include "step.h"
-#include "vec/vec.h"
+#include "../step.h"
+#include "../vec/vec.h"
 
 namespace pelton::PELTON_LEVEL {
 namespace {
+
+constexpr int kMaxHeadDim = 256;
 
 enum KvType : int64_t { kKvBf16 = 0, kKvF16 = 1, kKvF32 = 2 };
 
@@ -33,13 +35,17 @@ struct Float {
   static void store(Type* to, F32 x) { f32_store(to, x); }
 };
 
-// Eight elements, the other lanes zero: the end of a value whose head_dim is an odd multiple of 8. Whole vectors there
-// would read past the block.
+// The first `lanes` elements, the other lanes zero, without reading further.
 template <class Element>
-inline F32 load_half(const typename Element::Type* from) {
+inline F32 load_some(const typename Element::Type* from, int64_t lanes) {
   typename Element::Type copy[16] = {};
-  std::memcpy(copy, from, 8 * sizeof(copy[0]));
+  for (int64_t i = 0; i < lanes; ++i) copy[i] = from[i];
   return Element::load(copy);
+}
+
+template <class Element>
+inline int64_t kv_head_bytes(int64_t head_dim) {
+  return head_dim * kBlockTokens * static_cast<int64_t>(sizeof(typename Element::Type));
 }
 
 // Where the block with the tokens [block * 16, block * 16 + 16) of a sequence starts.

@@ -191,7 +191,8 @@ class Worker {
 
  private:
   void widen() {
-    for (int row = 0; row < rows_; ++row) widen_row(x_ + row * input_.row_bytes, input_.k, input_.mode, wide_ + row * input_.k);
+    for (int row = 0; row < rows_; ++row)
+      widen_row(x_ + row * input_.row_bytes, input_.k, input_.mode, wide_ + row * input_.k);
     widened_ = true;
   }
 

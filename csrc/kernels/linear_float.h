@@ -2,9 +2,9 @@
 //
 //   per row and output lane: acc = fma(x[k], w[k], acc), k = 0, 1, 2, ... in one chain
 //
-// Latency is covered by rows and panels: 2 panels of one row are 2 chains, 8 cycles for the 256 bytes (f32) or 128 bytes
-// (f16, bf16) of weights of 2 K, which is more than one core reads from memory. A full tile of 8 rows and 2 panels has
-// 16 chains, the latency of 4 cycles times 2 operations a cycle twice over.
+// Latency is covered by rows and panels: 2 panels of one row are 2 chains, 8 cycles for the 256 bytes (f32) or 128
+// bytes (f16, bf16) of weights of 2 K, which is more than one core reads from memory. A full tile of 8 rows and 2
+// panels has 16 chains, the latency of 4 cycles times 2 operations a cycle twice over.
 #pragma once
 
 #include "linear_integer.h"
@@ -37,8 +37,10 @@ PELTON_INLINE const float* expand_floats(const uint8_t* panel, int64_t first, in
   }
 }
 
-template <int kRows, int kPanels>
-void float_tile(const ProductCall& call, const float* const* strips, int64_t first, int count, int row, float* acc_memory) {
+template <int kRows>
+void float_tile(const ProductCall& call, const float* const* strips, int64_t first, int count, int row,
+                float* acc_memory) {
+  constexpr int kPanels = kStripPanels;
   F32 acc[kRows][kPanels];
   const float* x[kRows];
 #pragma GCC unroll 8
@@ -65,17 +67,6 @@ void float_tile(const ProductCall& call, const float* const* strips, int64_t fir
   }
 }
 
-template <int kPanels>
-void float_rows(const ProductCall& call, const float* const* strips, int64_t first, int count) {
-  int row = 0;
-  for (; row + kFloatTileRows <= call.rows; row += kFloatTileRows) {
-    float_tile<kFloatTileRows, kPanels>(call, strips, first, count, row, call.acc + row * kStripColumns);
-  }
-  for (; row < call.rows; ++row) {
-    float_tile<1, kPanels>(call, strips, first, count, row, call.acc + row * kStripColumns);
-  }
-}
-
 template <Format kFormat>
 void float_product(const ProductCall& call) {
   float* memory = reinterpret_cast<float*>(call.strips);
@@ -83,15 +74,16 @@ void float_product(const ProductCall& call) {
   for (int64_t first = 0; first < call.k; first += kFloatChunk) {
     const int count = static_cast<int>(call.k - first < kFloatChunk ? call.k - first : kFloatChunk);
     const float* strips[kStripPanels];
-    for (int p = 0; p < call.num_panels; ++p) {
-      strips[p] = expand_floats<kFormat>(call.panels + p * call.panel_bytes, first, count,
+    for (int p = 0; p < kStripPanels; ++p) {
+      const int panel = p < call.num_panels ? p : 0;  // as in integer_product
+      strips[p] = expand_floats<kFormat>(call.panels + panel * call.panel_bytes, first, count,
                                          memory + p * kFloatChunk * kLanes);
     }
-    if (call.num_panels == kStripPanels) {
-      float_rows<kStripPanels>(call, strips, first, count);
-    } else {
-      float_rows<1>(call, strips, first, count);
+    int row = 0;
+    for (; row + kFloatTileRows <= call.rows; row += kFloatTileRows) {
+      float_tile<kFloatTileRows>(call, strips, first, count, row, call.acc + row * kStripColumns);
     }
+    for (; row < call.rows; ++row) float_tile<1>(call, strips, first, count, row, call.acc + row * kStripColumns);
   }
 }
 

@@ -7,9 +7,9 @@
 //
 // in K order, whatever the number of rows and however they are cut. The one-row product is the tile of one row.
 //
-// Cost of a group for one (row, panel) at the 4-bit AVX-512BW tile, in operations of the two vector ports: 8 vpmaddubsw,
-// 7 vpaddw, 1 vpmaddwd; outlier quad 4; conversion and scaling 3; minimum 1; zero point 2. 24 to 26 for 512 products, or
-// 39 to 43 products a cycle. With VNNI: 9 vpdpbusd and 6 to 8 others.
+// Cost of a group for one (row, panel) at the 4-bit AVX-512BW tile, in operations of the two vector ports: 8
+// vpmaddubsw, 7 vpaddw, 1 vpmaddwd; outlier quad 4; conversion and scaling 3; minimum 1; zero point 2. 24 to 26 for 512
+// products, or 39 to 43 products a cycle. With VNNI: 9 vpdpbusd and 6 to 8 others.
 #pragma once
 
 #include "activation_blocks.h"
@@ -25,11 +25,11 @@ struct ProductCall {
   int64_t panel_bytes;
   int64_t k;
   int rows;
-  const uint8_t* x;      // blocks, or floats for the float formats
+  const uint8_t* x;  // blocks, or floats for the float formats
   int64_t x_row_bytes;
-  const int16_t* wide;   // [rows][k] q, where the strip's kWide asks for it
-  float* acc;            // [rows][kStripColumns], written
-  uint8_t* strips;       // kStripBytes, 64-byte aligned
+  const int16_t* wide;  // [rows][k] q, where the strip's kWide asks for it
+  float* acc;           // [rows][kStripColumns], written
+  uint8_t* strips;      // kStripBytes, 64-byte aligned
 };
 using ProductFn = void (*)(const ProductCall&);
 
@@ -62,7 +62,8 @@ struct BlockOf<true> {
 
 // The integer part of one half (or whole) group: sums[r][p] for all rows and panels of the tile.
 template <class StripType, int kHalf, int kRows, int kPanels>
-PELTON_INLINE void dot_products(const StripType* strips, int g, const typename BlockOf<StripType::kExact>::Type* const* blocks,
+PELTON_INLINE void dot_products(const StripType* strips, int g,
+                                const typename BlockOf<StripType::kExact>::Type* const* blocks,
                                 const int16_t* const* wide, I32 (&sums)[kRows][kPanels]) {
   using DotType = typename StripType::DotType;
   constexpr int kNumQuads = kQuads / StripType::kHalves;
@@ -115,16 +116,17 @@ PELTON_INLINE void outlier_products(const StripType* strips, int g, const Outlie
 // One group's contribution to the row sums.
 template <class StripType, int kRows, int kPanels>
 PELTON_INLINE void add_group(const StripType* strips, int g,
-                             const typename BlockOf<StripType::kExact>::Type* const* blocks,
-                             const int16_t* const* wide, F32 (&acc)[kRows][kPanels]) {
+                             const typename BlockOf<StripType::kExact>::Type* const* blocks, const int16_t* const* wide,
+                             F32 (&acc)[kRows][kPanels]) {
   constexpr int kHalves = StripType::kHalves;
   constexpr bool kOutlier = !StripType::kExact && !StripType::kWide;
   I32 outlier[kRows][kPanels];
-  if constexpr (kOutlier) outlier_products(strips, g, blocks, outlier);
+  if constexpr (kOutlier && kHalves == 2) outlier_products(strips, g, blocks, outlier);
   unroll<kHalves>([&](auto index) PELTON_INLINE_LAMBDA {
     constexpr int kHalf = decltype(index)::value;
     I32 sums[kRows][kPanels];
     dot_products<StripType, kHalf>(strips, g, blocks, wide, sums);
+    if constexpr (kOutlier && kHalves == 1) outlier_products(strips, g, blocks, outlier);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const GroupFacts& facts = blocks[r]->facts;
@@ -174,22 +176,16 @@ void integer_tile(const ProductCall& call, const StripType* strips, int64_t firs
   }
 }
 
-// All rows times one chunk of kPanels panels, in tiles of kTileRows, 2 and 1 rows.
-template <class StripType, int kPanels>
+// All rows times one chunk of kTilePanels panels, in tiles of kTileRows rows and of one.
+template <class StripType>
 void integer_rows(const ProductCall& call, const StripType* strips, int64_t first_group, int num_groups, float* acc) {
   int row = 0;
   for (; row + kTileRows <= call.rows; row += kTileRows) {
-    integer_tile<StripType, kTileRows, kPanels>(call, strips, first_group, num_groups, row, acc + row * kStripColumns);
+    integer_tile<StripType, kTileRows, kTilePanels>(call, strips, first_group, num_groups, row,
+                                                    acc + row * kStripColumns);
   }
-  if constexpr (kTileRows > 2) {
-    for (; row + 2 <= call.rows; row += 2) {
-      integer_tile<StripType, 2, kPanels>(call, strips, first_group, num_groups, row, acc + row * kStripColumns);
-    }
-  }
-  if constexpr (kTileRows > 1) {
-    for (; row < call.rows; ++row) {
-      integer_tile<StripType, 1, kPanels>(call, strips, first_group, num_groups, row, acc + row * kStripColumns);
-    }
+  for (; row < call.rows; ++row) {
+    integer_tile<StripType, 1, kTilePanels>(call, strips, first_group, num_groups, row, acc + row * kStripColumns);
   }
 }
 
@@ -206,15 +202,13 @@ void integer_product(const ProductCall& call) {
     const bool last = first + kChunkGroups >= num_groups;
     const int64_t begin = first / Layout::kUnitGroups * Layout::kUnitBytes;
     const int64_t ahead = last ? kStripPanels * call.panel_bytes - begin : kChunkBytes;
-    for (int p = 0; p < call.num_panels; ++p) {
-      expand_chunk<Layout>(call.panels + p * call.panel_bytes, first, count, ahead, strips[p]);
+    // A last panel without a neighbour takes the place of both: fewer kinds of tiles, and no weights that aren't there.
+    for (int p = 0; p < kStripPanels; ++p) {
+      const int panel = p < call.num_panels ? p : 0;
+      expand_chunk<Layout>(call.panels + panel * call.panel_bytes, first, count, ahead, strips[p]);
     }
-    int p = 0;
-    for (; p + kTilePanels <= call.num_panels; p += kTilePanels) {
-      integer_rows<StripType, kTilePanels>(call, strips + p, first, count, call.acc + p * kLanes);
-    }
-    if constexpr (kTilePanels > 1) {
-      for (; p < call.num_panels; ++p) integer_rows<StripType, 1>(call, strips + p, first, count, call.acc + p * kLanes);
+    for (int p = 0; p < kStripPanels; p += kTilePanels) {
+      integer_rows(call, strips + p, first, count, call.acc + p * kLanes);
     }
   }
 }

@@ -2,10 +2,10 @@
 //
 // A product of many rows should unpack each code once, and a product of one row must do what the other does. So both
 // work in two steps, panel by panel: expand a chunk of kChunkGroups * 32 K into a strip (here), then multiply the strip
-// with all rows (linear_integer.h, linear_float.h). A strip of 4-bit codes is 8 groups * (8 vectors of 64 bytes + scales
-// and minima of 64 bytes each) = 5 KiB; two of them, the activations of a tile and the row sums stay in 32 KiB of L1.
-// For one row expanding costs about 25 instructions per group of 16 * 32 weights (288 bytes and more), the product 45:
-// 8 bytes and more per cycle at 4 instructions per cycle, more than one core reads from memory.
+// with all rows (linear_integer.h, linear_float.h). A strip of 4-bit codes is 8 groups * (8 vectors of 64 bytes +
+// scales and minima of 64 bytes each) = 5 KiB; two of them, the activations of a tile and the row sums stay in 32 KiB
+// of L1. For one row expanding costs about 25 instructions per group of 16 * 32 weights (288 bytes and more), the
+// product 45: 8 bytes and more per cycle at 4 instructions per cycle, more than one core reads from memory.
 #pragma once
 
 #include "../formats.h"
@@ -81,7 +81,8 @@ PELTON_INLINE U8 load_quad_codes(const uint8_t* planes) {
 template <class Layout, class StripType>
 PELTON_INLINE void expand_scales(const uint8_t* unit, int g, int target, StripType& strip) {
   const F32 d = f32_load_f16(reinterpret_cast<const uint16_t*>(unit));
-  const auto dmin = [&]() PELTON_INLINE_LAMBDA { return f32_load_f16(reinterpret_cast<const uint16_t*>(unit) + kLanes); };
+  const auto dmin = [&]()
+                        PELTON_INLINE_LAMBDA { return f32_load_f16(reinterpret_cast<const uint16_t*>(unit) + kLanes); };
   if constexpr (Layout::kScales == ScaleKind::kPlain) {
     f32_store(strip.scale[target][0], d);
     if constexpr (Layout::kHasMin) f32_store(strip.min[target][0], dmin());
@@ -110,8 +111,8 @@ PELTON_INLINE void expand_scales(const uint8_t* unit, int g, int target, StripTy
   }
 }
 
-// Expands groups [first, first + count) of a panel; first is a multiple of kChunkGroups. `ahead`: how many bytes further
-// the weights lie that will be wanted one chunk later.
+// Expands groups [first, first + count) of a panel; first is a multiple of kChunkGroups. `ahead`: how many bytes
+// further the weights lie that will be wanted one chunk later.
 template <class Layout, class StripType>
 PELTON_INLINE void expand_chunk(const uint8_t* panel, int64_t first, int count, int64_t ahead, StripType& strip) {
   using DotType = typename StripType::DotType;
@@ -121,7 +122,8 @@ PELTON_INLINE void expand_chunk(const uint8_t* panel, int64_t first, int count, 
     const uint8_t* unit = panel + unit_index * Layout::kUnitBytes;
     const uint8_t* planes = unit + Layout::kCodeOffset + in_unit * Layout::kGroupCodeBytes;
     expand_scales<Layout>(unit, in_unit, g, strip);
-    unroll<Layout::kBits>([&](auto vector) PELTON_INLINE_LAMBDA { prefetch(planes + ahead + vector.value * kVectorBytes); });
+    unroll<Layout::kBits>([&](auto vector)
+                              PELTON_INLINE_LAMBDA { prefetch(planes + ahead + vector.value * kVectorBytes); });
     unroll<kQuads>([&](auto quad) PELTON_INLINE_LAMBDA {
       constexpr int kQuad = decltype(quad)::value;
       U8 codes = load_quad_codes<Layout::kBits, kQuad>(planes);

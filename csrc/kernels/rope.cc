@@ -1,14 +1,13 @@
 // Rotary position embedding: `rope_table` computes a step's angles once, `rope` and `attention_prepare` read them.
 //
-// The angle position * inv_freq is a double: 24 bits of inv_freq times up to 29 of the position are exact, and the
-// cosine of an exact angle is right to a float's last bit at any position (in float32 the angle itself would be off by
-// 0.03 at position 1,000,000). A row costs dim / 2 pairs of double cos and sin, about a microsecond, once per step and
-// not once per layer and head.
+// The angle is the float32 product position * inv_freq: models are trained and checked with that rounding. Its cosine
+// and sine are taken in double and rounded once, so they are right to a float's last bit at any position. A row costs
+// dim / 2 pairs of double cos and sin, about a microsecond, once per step and not once per layer and head.
 #include <math.h>
 
-#include "kernel_table.h"
-#include "kernels/row_functions.h"
-#include "vec/vec.h"
+#include "../kernel_table.h"
+#include "../vec/vec.h"
+#include "row_functions.h"
 
 namespace pelton::PELTON_LEVEL {
 namespace {
@@ -31,9 +30,9 @@ void run_table(const Node& node, const Step& step, int64_t piece, Scratch&) {
   for (int64_t row = first; row < stop && row < step.num_tokens; ++row) {
     float* cosine = static_cast<float*>(node.pointer[1]) + row * dim;
     float* sine = cosine + dim / 2;
-    const double position = step.positions[row];
+    const auto position = static_cast<float>(step.positions[row]);
     for (int64_t i = 0; i < dim / 2; ++i) {
-      const double angle = position * static_cast<double>(inv_freq[i]);
+      const double angle = position * inv_freq[i];
       cosine[i] = static_cast<float>(cos(angle)) * factor;
       sine[i] = static_cast<float>(sin(angle)) * factor;
     }
@@ -61,5 +60,4 @@ constexpr KernelEntry kKernels[] = {{"rope", run_rope, pieces}, {"rope_table", r
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL
 
-using pelton::PELTON_LEVEL::kKernels;
-PELTON_EXPORT_KERNELS(rope, kKernels)
+PELTON_EXPORT_KERNELS(rope, pelton::PELTON_LEVEL::kKernels)

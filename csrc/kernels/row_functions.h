@@ -1,8 +1,8 @@
 // What a fused kernel does to one vector of a row, shared with the kernels that do only that: both give the same bits.
 #pragma once
 
-#include "kernel_table.h"
-#include "vec/vec.h"
+#include "../kernel_table.h"
+#include "../vec/vec.h"
 
 namespace pelton::PELTON_LEVEL {
 namespace {

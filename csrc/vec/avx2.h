@@ -189,6 +189,10 @@ PELTON_INLINE __m256i broadcast_quad(const void* quad) {
   return _mm256_set1_epi32(four);
 }
 
+// Integer sums may be taken in any order, and the compiler likes to form all products of a tile first and to spill
+// them.
+PELTON_INLINE void keep_order(__m256i& sum) { __asm__("" : "+x"(sum)); }
+
 template <int kBits, bool kWide>
 struct Dot;
 
@@ -209,6 +213,7 @@ struct Dot<kBits, false> {
     static_assert(kBits <= 6, "products of wider codes saturate");
     const __m256i products = _mm256_maddubs_epi16(codes, quad);
     partial = kQuad % kDepth == 0 ? products : _mm256_add_epi16(partial, products);
+    keep_order(partial);
     if constexpr (kQuad % kDepth == kDepth - 1 || kQuad == kNumQuads - 1) {
       const __m256i pairs = _mm256_madd_epi16(partial, _mm256_set1_epi16(1));
       total = kQuad < kDepth ? pairs : _mm256_add_epi32(total, pairs);
@@ -257,6 +262,8 @@ struct Dot<kBits, true> {
     const __m256i x0 = broadcast_quad(pairs), x1 = broadcast_quad(pairs + 4);
     total.a = add_half(add_half(total.a, codes.pair0.a, x0), codes.pair1.a, x1);
     total.b = add_half(add_half(total.b, codes.pair0.b, x0), codes.pair1.b, x1);
+    keep_order(total.a);
+    keep_order(total.b);
   }
   PELTON_INLINE I32 sum() const { return total; }
 };

@@ -128,6 +128,10 @@ PELTON_INLINE __m512i broadcast_quad(const void* quad) {
   return _mm512_set1_epi32(four);
 }
 
+// Integer sums may be taken in any order, and the compiler likes to form all products of a tile first and to spill
+// them.
+PELTON_INLINE void keep_order(__m512i& sum) { __asm__("" : "+v"(sum)); }
+
 #if defined(__AVX512VNNI__)
 
 // vpdpbusd: unsigned codes times signed activations, exact in 32 bits for any number of bits up to 8.
@@ -177,6 +181,7 @@ struct Dot<kBits, false> {
     static_assert(kBits <= 6, "products of wider codes saturate");
     const __m512i products = _mm512_maddubs_epi16(codes, broadcast_quad(quad));
     partial = kQuad % kDepth == 0 ? products : _mm512_add_epi16(partial, products);
+    keep_order(partial);
     if constexpr (kQuad % kDepth == kDepth - 1 || kQuad == kNumQuads - 1) {
       const __m512i pairs = _mm512_madd_epi16(partial, _mm512_set1_epi16(1));
       total = kQuad < kDepth ? pairs : _mm512_add_epi32(total, pairs);
@@ -212,6 +217,7 @@ struct Dot<kBits, true> {
     const char* pairs = static_cast<const char*>(quad);
     total = _mm512_add_epi32(total, _mm512_madd_epi16(codes.pair0, broadcast_quad(pairs)));
     total = _mm512_add_epi32(total, _mm512_madd_epi16(codes.pair1, broadcast_quad(pairs + 4)));
+    keep_order(total);
   }
   PELTON_INLINE I32 sum() const { return {total}; }
 };

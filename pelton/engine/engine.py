@@ -52,9 +52,10 @@ class Engine:
                 "of which at least one is the answer's",
                 f"shorten the prompt to at most {limits.max_model_len - 1} tokens, or raise `max_model_len`",
             )
-        beyond = [token for token in sampling.logit_bias if token >= limits.vocab_size]
-        if beyond:
-            raise RequestError(f"`logit_bias` names token `{beyond[0]}`; the vocabulary has `{limits.vocab_size}`")
+        for name, named in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            for token in named:
+                if not isinstance(token, int) or not 0 <= token < limits.vocab_size:
+                    raise RequestError(f"`{name}` names token `{token}`; there are `{limits.vocab_size}` tokens")
         max_output = limits.max_model_len - num_prompt
         if sampling.max_tokens is not None:
             max_output = min(max_output, sampling.max_tokens)

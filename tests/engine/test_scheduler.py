@@ -78,6 +78,23 @@ def test_the_youngest_gives_way_when_blocks_run_out(make_engine: MakeEngine) -> 
     assert preempted.num_computed == 0
 
 
+def test_a_prefill_takes_the_blocks_of_a_later_request_that_is_already_in_the_step(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_slabs=3, max_num_seqs=2, max_num_batched_tokens=4)  # 12 blocks
+    engine.add("later", [7] * 12, SamplingParams(max_tokens=120, seed=1, ignore_eos=True), priority=1)
+    for _ in range(3):
+        engine.step()
+    engine.add("first", [8] * 160, SamplingParams(max_tokens=4, seed=2, ignore_eos=True))
+    finished = []
+    while engine.has_work:
+        finished += [part.request_id for part in engine.step() if part.finish_reason]
+        engine.cache.check_integrity()
+    assert finished == ["first", "later"]
+    assert engine.scheduler.num_preemptions == 1
+    batches = engine.runner.steps  # type: ignore[attr-defined]
+    preempting = next(batch for batch in batches[4:] if len(batch.finished_slots) == 1 and not batch.new)
+    assert [work.num_tokens for work in preempting.work] == [3]
+
+
 def test_a_request_is_not_admitted_into_room_promised_to_another(make_engine: MakeEngine) -> None:
     engine = make_engine(num_slabs=4, max_num_batched_tokens=32)  # 16 blocks
     engine.add("a", [7] * 200, SamplingParams(max_tokens=1))
