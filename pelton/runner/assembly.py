@@ -70,7 +70,7 @@ def prepare(settings: Settings) -> PreparedModel:
     name = settings.model.model
     path = resolve_reference(name, settings.store)
     checkpoint = open_checkpoint(path)
-    architecture = architecture_of(checkpoint, _external_architectures())
+    architecture = architecture_of(checkpoint, _external_architectures)
     spec = architecture.spec(checkpoint)
     graph = build_graph(architecture, spec)
     parameters = {parameter.name: _sizes(parameter.shape) for parameter in graph.parameters.values()}
