@@ -558,8 +558,8 @@ void make_runner(BoundRunner* self, Program& program, Buffer* kv_pool, Buffer& l
 void bind_runner(nb::module_& module) {
   nb::class_<BoundRunner>(module, "Runner")
       .def("__init__", &make_runner, "program"_a, "kv_pool"_a.none(), "logits"_a, nb::kw_only(), "logits_offset"_a,
-           "logits_stride"_a, "cache_groups"_a, "num_slots"_a, "max_model_len"_a, "max_num_tokens"_a, "vocab_size"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+           "logits_stride"_a, "cache_groups"_a, "num_slots"_a, "max_model_len"_a, "max_num_tokens"_a, "vocab_size"_a,
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("enter", &BoundRunner::enter, "request"_a)
       .def("release", &BoundRunner::release, "slot"_a)
       .def("step", &BoundRunner::step, "work"_a);
