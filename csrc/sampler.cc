@@ -55,7 +55,7 @@ void check_sampling(const Sampling& sampling, int64_t vocab_size) {
   check_range("logprobs", sampling.num_logprobs, -1, kMaxLogprobs);
   check_range("prompt_logprobs", sampling.num_prompt_logprobs, -1, kMaxLogprobs);
   for (const auto& [token_id, bias] : sampling.logit_bias) {
-    check_range("logit_bias token", token_id, 0, static_cast<double>(vocab_size - 1));
+    check_range("logit_bias key", token_id, 0, static_cast<double>(vocab_size - 1));
     check_range("logit_bias", bias, -100.0, 100.0);
   }
 }
@@ -148,7 +148,7 @@ const char* Sampler::draw(const DrawRequest& request, int32_t* token_id) {
 
 void Sampler::logprobs(int32_t token_id, int32_t count, Logprobs* out) {
   count = static_cast<int32_t>(std::min<int64_t>(count, vocab_size_));
-  const double log_sum = std::log(static_cast<double>(measure_blocks(raw_, 1.0f)) / kMassUnit);
+  const double log_sum = std::log(static_cast<double>(measure_blocks(raw_, 1.0f)) / kUnitsPerMass);
   const auto put = [&](int32_t id) {
     out->token_ids[out->count] = id;
     out->values[out->count] = static_cast<float>(static_cast<double>(raw_.logits[id]) - raw_.best - log_sum);

@@ -1,6 +1,6 @@
 // Passes over one row of logits for the sampler: block maxima, and exponentials with their exact sums.
 //
-// Formula: mass[i] = floor(exp((x[i] - best) * scale) * 2^43), with `best` the row's maximum and scale = 1 /
+// Formula: mass[i] = floor(exp((x[i] - best) * scale) * 2^42), with `best` the row's maximum and scale = 1 /
 // temperature. Both passes read the row once and are bound by memory (or L2) for a vocabulary of 10^5 tokens; a block
 // of 256 floats stays in L1 between its loops. Rows are independent, so threads take rows and a pass is one piece.
 #include "kernels/logits.h"
@@ -58,7 +58,7 @@ void masses(const Node& node, const Step&, int64_t, Scratch&) {
   const int64_t size = node.size[0];
   const F32 best = f32_set(node.value[0]);
   const F32 scale = f32_set(node.value[1]);
-  const F32 unit = f32_set(kMassUnit);
+  const F32 unit = f32_set(kUnitsPerMass);
   const F32 lowest = f32_set(-64.0f);  // its mass is 0 (exp(-64) = 1.6e-28), and exp never meets an infinity
   float lanes[kLogitBlock];
   for (int64_t begin = 0; begin < size; begin += kLogitBlock) {

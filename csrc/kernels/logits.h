@@ -11,9 +11,9 @@ inline constexpr int64_t kLogitBlock = 256;
 
 inline constexpr int64_t num_logit_blocks(int64_t vocab_size) { return (vocab_size + kLogitBlock - 1) / kLogitBlock; }
 
-// Probability masses are integers, in units of 2^-43 of the likeliest token's: sums are exact, so they don't depend on
-// order, threads or level. A token below one unit (1.1e-13) can't be drawn. 2^20 tokens sum up to at most 2^63.
-inline constexpr float kMassUnit = 8796093022208.0f;  // 2^43
+// Probability masses are integers, in units of 2^-42 of the likeliest token's: sums are exact, so they don't depend on
+// order, threads or level. A token below one unit (2.3e-13) can't be drawn. 2^20 tokens sum up to at most 2^62.
+inline constexpr float kUnitsPerMass = 4398046511104.0f;  // 2^42
 inline constexpr int64_t kMaxVocabSize = int64_t{1} << 20;
 
 }  // namespace pelton

@@ -10,7 +10,7 @@ import numpy as np
 from pelton.sampling_params import SamplingParams
 
 # Relative error of a mass against float64: the exponential is within 1e-7 (csrc/vec/exp.h), its float32 argument
-# (x - best) / T of up to 32 nats is rounded twice (2 * 32 * 2^-24 = 4e-6), and a unit is 2^-43 of the best.
+# (x - best) / T of up to 32 nats is rounded twice (2 * 32 * 2^-24 = 4e-6), and a unit is 2^-42 of the best.
 TOLERANCE = 5e-6
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,8 @@ class StepRunner:
 
 
 @pytest.fixture
-def runner(team: _native.Team) -> Iterator[StepRunner]:
-    yield StepRunner(team)
+def runner(team: _native.Team) -> StepRunner:
+    return StepRunner(team)
 
 
 def request(slot: int = 0, num_tokens: int = 5, num_prompt: int | None = None, **sampling: Any) -> NewRequest:
@@ -181,7 +181,7 @@ def test_reset_drops_the_old_tables(runner: StepRunner) -> None:
         ({"seed": -1}, "`seed` is `-1`"),
         ({"position_rows": 3}, "`position_rows` must be 1"),
         ({"adapter": 0}, "`adapter` must be None"),
-        ({"sampling": SamplingParams(logit_bias={32: 1.0})}, "`logit_bias token` is"),
+        ({"sampling": SamplingParams(logit_bias={32: 1.0})}, "`logit_bias key` is"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused(runner: StepRunner, change: dict[str, Any], message: str) -> None:
