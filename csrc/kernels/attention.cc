@@ -128,17 +128,23 @@ struct Piece {
   }
 };
 
+void clear(float* vector, int64_t head_dim) {
+  for (int64_t d = 0; d < head_dim; d += 16) f32_store(vector + d, f32_zero());
+}
+
 void load_vectors(const Piece& piece) {
   const F32 scale = f32_set(piece.a.scale);
   const int64_t head_dim = piece.a.head_dim;
-  for (int i = 0; i < piece.num_queries; ++i) {
+  float* to = piece.memory.vectors;
+  for (int i = 0; i < piece.num_queries; ++i, to += kRowFloats) {
     const Query& query = piece.memory.queries[i];
     const float* from = piece.a.query + query.row * piece.a.query_stride + query.head * head_dim;
-    float* to = piece.memory.vectors + i * kRowFloats;
     for (int64_t d = 0; d < head_dim; d += 16) {
       f32_store(to + d, mul(f32_load_partial(from + d, lanes_left(head_dim, d)), scale));
     }
   }
+  const int in_last_tile = (piece.num_queries - 1) % kQueryRows + 1;
+  for (int i = in_last_tile; i < tile_rows(in_last_tile); ++i, to += kRowFloats) clear(to, head_dim);
 }
 
 // Scores of one query to probabilities, in place; maximum and sum into the state.
@@ -231,10 +237,10 @@ void compute_tile(const Piece& piece, const SplitBlocks<Element>& blocks, int fi
   }
   if (common.end < common.first) common.end = common.first;
   float* values = memory.tile + kStateValues;
+  for (int i = 0; i < tile_rows(rows); ++i) clear(values + i * kRowFloats, head_dim);
   for (int i = 0; i < rows; ++i) {
     const Range range = ranges[i];
     float* out = values + i * kRowFloats;
-    std::memset(out, 0, static_cast<size_t>(head_dim + 15) / 16 * 16 * sizeof(float));
     if (range.first >= range.end) continue;
     softmax(memory.scores + i * kRowFloats, range, memory.tile + i * kRowFloats);
     const int before = range.end < common.first ? range.end : common.first;

@@ -35,9 +35,14 @@ constexpr int kQueryRows = 6;
 
 constexpr int tile_vectors(int rows) { return kAccumulators >= 4 * rows ? 4 : kAccumulators >= 2 * rows ? 2 : 1; }
 
-// Tiles exist for 12, 8, 6, 4, 3, 2, 1 rows. Other counts take the next larger one: what it reads of the rows behind is
-// scratch memory, and what it writes there is overwritten or never read.
+// Tiles exist for 12, 8, 6, 4, 3, 2, 1 rows; other counts take the next larger one. What it finds in the rows behind is
+// computed and never read: the caller keeps zeros there, since denormal leftovers would be slow.
 constexpr int smaller_tile(int rows) { return rows == 12 ? 8 : rows == 8 ? 6 : rows == 6 ? 4 : rows - 1; }
+constexpr int tile_rows(int rows) {
+  int tile = kQueryRows;
+  while (tile > 1 && rows <= smaller_tile(tile)) tile = smaller_tile(tile);
+  return tile;
+}
 
 // Every row that attention works on (a query, a row of scores, a state) has this many floats: 256 of them, and a line
 // more at the front of a state (kStateValues) which also keeps rows from falling on the same sets of a cache.
