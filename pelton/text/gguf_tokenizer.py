@@ -29,7 +29,14 @@ from pelton.text.gguf_vocabulary import (
     string_list,
 )
 from pelton.text.pre_tokenizers import DEFAULT_NAME, PRE_TOKENIZERS, PreTokenizer, verification
-from pelton.text.tokenizer import SPACE_MARK, PieceStyle, Tokenizer, TokenizerFacts, byte_of_character
+from pelton.text.tokenizer import (
+    SPACE_MARK,
+    PieceStyle,
+    Tokenizer,
+    TokenizerFacts,
+    byte_of_character,
+    library_errors,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -141,7 +148,7 @@ def _make_bpe(
 ) -> models.BPE:
     from tokenizers import models
 
-    try:
+    with library_errors("`tokenizer.ggml.merges` does not fit the vocabulary"):
         return models.BPE(
             ids,
             merges,
@@ -150,8 +157,6 @@ def _make_bpe(
             unk_token=unknown,
             fuse_unk=unknown is not None,
         )
-    except Exception as error:  # the library raises nothing narrower for a merge that joins or makes no token
-        raise TokenizerError(f"`tokenizer.ggml.merges` does not fit the vocabulary: {error}") from error
 
 
 def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> Tokenizer:
@@ -228,9 +233,10 @@ def _build_wordpiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> 
     unknown = read_token_id(metadata, "unknown", vocabulary)
     if unknown is None:
         raise TokenizerError("the file has no `tokenizer.ggml.unknown_token_id`, which WordPiece needs")
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(ids, unk_token=spelled[unknown], max_input_chars_per_word=_MAX_WORD_CHARACTERS)
-    )
+    with library_errors("`tokenizer.ggml.tokens` is no WordPiece vocabulary"):
+        backend = tokenizers.Tokenizer(
+            models.WordPiece(ids, unk_token=spelled[unknown], max_input_chars_per_word=_MAX_WORD_CHARACTERS)
+        )
     lowercase = read_flag(metadata, "normalizer.lowercase", True)
     backend.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=read_flag(metadata, "normalizer.strip_accents", lowercase)

@@ -8,14 +8,15 @@ the caller says that the text is a template's, and are left out of decoded text 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pelton.errors import ContextLengthError, RequestError, TokenizerError
+from pelton.errors import ContextLengthError, PeltonError, RequestError, TokenizerError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -218,6 +219,20 @@ class Tokenizer:
                 f"the tokenizer has `{self.vocab_size}` tokens, but the model embeds only `{num_embeddings}`",
                 "the tokenizer files belong to another model",
             )
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Turn whatever the library throws over a file's content into a TokenizerError that starts with `what`.
+
+    It raises bare Exception for most faults, and a panic, which is no Exception, for what it did not foresee.
+    """
+    try:
+        yield
+    except (PeltonError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise TokenizerError(f"{what}: {error}") from error
 
 
 def byte_of_character() -> dict[str, int]:

@@ -33,7 +33,7 @@ class TensorInfo:
     """One stored tensor.
 
     shape:  logical, slowest dimension first: [out, in] for matrices, [n] for vectors.
-    format: a name of pelton.quant.scheme.SCHEMES: "f32", "f16", "bf16", "q4_1", ...
+    format: "f32", "bf16", "q4_1", ...: a name of pelton.quant.gguf_types, or a dtype of safetensors in lower case.
     offset: of its first byte from the start of `file`.
     """
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol
+from typing import Protocol
 
 from pelton import _native
 from pelton.errors import CheckpointError, UnsupportedModelError
@@ -73,7 +73,7 @@ class PackRequest:
     """
 
     parameter: str
-    layout: Literal["panels", "vector"]
+    layout: str
     destination: _native.Buffer
     offset: int
 
@@ -201,6 +201,7 @@ def _fill(source: Source, request: PackRequest, checkpoint: Checkpoint, fd: int,
             team, tensor.format, fd, tensor.offset, n, k, request.destination, request.offset, source.row_order
         )
         return
+    assert request.layout == "vector", f"`{request.parameter}` is wanted as `{request.layout}`"
     values = checkpoint.read_vector(tensor.name)
     if source.row_order is not None:
         values = [values[row] for row in source.row_order]

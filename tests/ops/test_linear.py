@@ -126,7 +126,8 @@ def activated(gate: Floats, activation: int) -> Doubles:
     x = gate.astype(np.float64)
     if activation == 0:
         return x / (1 + np.exp(-x))
-    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    tanh_argument = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    return x / (1 + np.exp(-2 * tanh_argument))  # x / 2 * (1 + tanh), also where tanh is nearly -1
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -36,7 +36,7 @@ def difficult_rows() -> Floats:
     x = random_rows(9, 96)
     x[1] = 0
     x[2] *= np.float32(1e-38)  # some groups below the smallest scale
-    x[3] *= np.float32(1e37)
+    x[3] *= np.float32(1e36)
     x[4, 5], x[4, 40], x[4, 70] = np.nan, np.inf, -np.inf
     x[5, :32] = 1  # every quad holds the maximum
     x[6, 32:64] = 0

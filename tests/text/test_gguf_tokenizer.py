@@ -189,7 +189,8 @@ def test_a_malformed_byte_level_vocabulary_is_named(spoil: Callable[[dict[str, o
     [
         (change(scores=None), "tokenizer.ggml.scores"),
         (change(scores=[1.0]), "`1` entries"),
-        (edit("scores", 300 - 40, float("nan")), "array of numbers"),
+        (edit("scores", 260, float("nan")), "array of numbers"),
+        (edit("token_type", 260, float("inf")), "array of numbers"),
         (change(unknown_token_id=10**6), "unknown_token_id"),
         (edit("tokens", 3, "<0xZZ>"), "<0xZZ>"),
     ],

@@ -98,6 +98,15 @@ def test_a_malformed_tokenizer_json_is_an_error(tmp_path: Path, content: str) ->
         load_tokenizer(tmp_path)
 
 
+def test_a_panic_of_the_library_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(byte_level().to_str())
+    content["post_processor"]["special_tokens"] = {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(TokenizerError, match="is not a tokenizer"):
+        load_tokenizer(tmp_path)
+    capfd.readouterr()
+
+
 def test_bytes_that_are_no_text_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(TokenizerError, match="not valid UTF-8"):
