@@ -125,7 +125,8 @@ void bind_levels(nb::module_& module) {
       "self_test",
       [](const std::string& level) {
         std::vector<std::pair<std::string, std::string>> out;
-        for (const SelfTestResult& result : self_test(level)) out.emplace_back(result.name, result.verdict);
+        for (const SelfTestResult& result : self_test(level, SelfTestExtent::kAll))
+          out.emplace_back(result.name, result.verdict);
         return out;
       },
       "level"_a);

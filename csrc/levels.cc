@@ -61,13 +61,13 @@ std::string missing_features(const Requirement& requirement) {
 
 // The first disagreement, empty if there is none.
 std::string failed_self_test(const std::string& level) {
-  for (const SelfTestResult& result : self_test(level)) {
+  for (const SelfTestResult& result : self_test(level, SelfTestExtent::kAtLoad)) {
     if (result.verdict != "ok") return "self-test `" + result.name + "`: " + result.verdict;
   }
   return "";
 }
 
-// Why a level can't be used, empty if it can. Worked out once per level.
+// Why a level can't be used, empty if it can. Tests the level once.
 const std::string& reason_against(const Requirement& requirement) {
   static std::mutex mutex;
   static std::map<std::string, std::string> reasons;
@@ -113,10 +113,14 @@ std::map<std::string, std::vector<KernelEntry>> collect() {
 
 std::vector<LevelStatus> levels() {
   std::vector<LevelStatus> out;
-  for (const Requirement& requirement : requirements()) {
-    const std::string& reason = reason_against(requirement);
-    out.push_back({requirement.level, reason.empty(), reason});
+  bool has_best = false;
+  const std::vector<Requirement>& table = requirements();
+  for (auto requirement = table.rbegin(); requirement != table.rend(); ++requirement) {
+    const std::string reason = has_best ? missing_features(*requirement) : reason_against(*requirement);
+    out.push_back({requirement->level, reason.empty(), reason});
+    has_best = has_best || reason.empty();
   }
+  std::reverse(out.begin(), out.end());
   return out;
 }
 

@@ -15,7 +15,8 @@ struct LevelStatus {
 };
 
 // Every level of this architecture, best last. A level is usable if the CPU and the system have what it needs and its
-// self-test agreed with the generic level. Each level is tested once, when it is first asked for: about a millisecond.
+// self-test agrees with the generic level. The test takes milliseconds, so it runs once per process for a level that
+// is going to be used: here for the best ones until one agrees, in require_level for the level that is asked for.
 std::vector<LevelStatus> levels();
 
 // Throws std::invalid_argument, naming the reason, unless the level is usable.

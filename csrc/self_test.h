@@ -14,28 +14,33 @@ struct SelfTestResult {
   std::string verdict;  // "ok", or what differs
 };
 
-// Runs all cases, in a few milliseconds. Every kernel of the level has a case; one that has none is a result of its
-// own. Throws std::invalid_argument for a level that this CPU can't run.
-std::vector<SelfTestResult> self_test(const std::string& level);
+// kAtLoad: what a process runs before it uses a level, in a few milliseconds: every kernel, format and primitive of the
+// level, but not every combination. kAll: those too.
+enum class SelfTestExtent { kAtLoad, kAll };
+
+// Every kernel of the level has a case; one that has none is a result of its own. Throws std::invalid_argument for a
+// level that this CPU can't run.
+std::vector<SelfTestResult> self_test(const std::string& level, SelfTestExtent extent);
 
 // ---- For the cases (self_test_cases.cc) ----
 
-// One case on one level: its node, and inputs that depend on the case alone. Two rigs, one per level, run the same;
-// then their outputs must be the same bytes, since all levels compute in one order of operations.
+// One case: a node with inputs that depend on the case alone. It runs on the generic level and on the tested one; its
+// outputs must be the same bytes both times, since all levels compute in one order of operations.
 class TestRig {
  public:
-  explicit TestRig(const std::string& level);
+  // memory: at least kBytes, zeroed or used by a rig before.
+  static constexpr int64_t kBytes = (int64_t{768} << 10) + static_cast<int64_t>(kScratchBytes);
+  explicit TestRig(uint8_t* memory);
 
   Node node{};
 
-  // The step of every case: rows 0-9 continue a sequence at context 20, rows 10-12 start another one; the pool has four
-  // blocks for cache group 0; the head tile has two rows.
-  static constexpr int64_t kRows = 13;
+  // The step of every case: rows 0-4 continue a sequence at context 20, rows 5-6 start another one; the pool has four
+  // blocks for cache group 0; the head tile has two rows. Seven rows make a row tile of every size on every level.
+  static constexpr int64_t kRows = 7;
   static constexpr int64_t kTileRows = 2;
   static constexpr int64_t kContext = 20;
   static constexpr int64_t kBlockBytes = 16 << 10;
   static constexpr int64_t kNumBlocks = 4;
-  const Step& step() const { return step_; }
 
   // Uniform in [-1, 1), multiples of 2^-16.
   float* floats(int64_t count);
@@ -50,33 +55,28 @@ class TestRig {
   float* float_output(int64_t count) { return reinterpret_cast<float*>(output(count * 4)); }
   // Memory for what is not compared.
   uint8_t* allocate(int64_t nbytes);
-  // The pool of keys and values, random before, is compared as well.
-  void compare_pool();
+  // The pool of keys and values: random, and an output if the kernel writes it.
+  void fill_pool(bool is_output);
 
-  // Runs all pieces of a node on this rig's level, or on the generic one to make an input.
-  void run(const std::string& kernel) { run_on(level_, kernel, node); }
-  void run_generic(const std::string& kernel, const Node& other) { run_on("generic", kernel, other); }
-
-  // Empty, or where the outputs of two rigs differ first.
-  static std::string compare(const TestRig& expected, const TestRig& found);
+  // Runs all pieces of a node.
+  void run(const std::string& level, const std::string& kernel, const Node& other);
+  void run_generic(const std::string& kernel, const Node& other) { run("generic", kernel, other); }
+  // Empty, or where the level's outputs for `node` differ first from the generic level's.
+  std::string compare(const std::string& level, const std::string& kernel);
 
  private:
   struct Span {
-    const uint8_t* data;
+    uint8_t* data;
     int64_t nbytes;
   };
 
-  uint64_t next_random();
-  uint8_t* tame_bytes(int64_t nbytes);
+  uint8_t* random_bytes(int64_t nbytes, uint8_t mask);
+  std::vector<uint8_t> copy_outputs() const;
   void make_step();
-  void run_on(const std::string& level, const std::string& kernel, const Node& other);
 
-  std::string level_;
-  Memory memory_;
+  uint8_t* memory_;
   int64_t used_ = 0;
-  uint64_t random_ = 0;
   std::vector<Span> outputs_;
-  uint8_t* pool_ = nullptr;
   std::vector<uint32_t> tables_[2];
   const uint32_t* groups_[2];
   SequenceRows sequences_[2];
@@ -91,6 +91,7 @@ struct TestCase {
   void (*build)(TestRig& rig, const TestCase& self);
   int64_t format = 0;   // of the weights or of the cache
   int64_t variant = 0;  // what else the builder varies by
+  bool at_load = true;
 };
 
 const std::vector<TestCase>& self_test_cases();

@@ -30,11 +30,13 @@ class Team:
 
 def cpu_features() -> dict[str, bool]: ...
 def levels() -> list[tuple[str, bool, str]]:
-    """(name, usable, reason if not), best last: built in, the CPU and the system have it, the self-test agreed."""
+    """(name, usable, reason if not), best last: the CPU and the system have it, and its self-test agreed. Levels below
+    the best usable one are tested when a program first asks for them."""
 
 def kernels(level: str) -> list[str]: ...
 def self_test(level: str) -> list[tuple[str, str]]:
-    """Runs each kernel family of a level on small inputs against the generic level: (name, "ok" or what differs)."""
+    """Runs each kernel of a level on small inputs against the generic level: (name of the case, "ok" or what differs).
+    Raises ValueError for a level that this CPU can't run."""
 
 def read_bandwidth(team: Team, nbytes: int) -> float:
     """Measured streaming read rate in bytes per second."""
