@@ -8,7 +8,8 @@
 // A *unit* is up to kMaxUnitRows consecutive rows of one sequence: they share each pass over keys and values.
 // An *item* is a unit over a range of its splits; item x kv head is one piece of the kernel `attention`.
 // A unit with one item is finished by the piece that computes it. The pieces of a unit with several items leave their
-// splits in the workspace as *partials*, and the last of them to arrive merges.
+// splits in the workspace as *partials*, and the last of them to arrive merges: no second node, no barrier, and nobody
+// waits, since what the last one does is the same whoever it is.
 //
 // The workspace, in this order: AttentionPlan, units, items, partials.
 #pragma once

@@ -8,7 +8,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -145,8 +144,7 @@ uint8_t* checked_range(const Buffer& buffer, int64_t offset, int64_t nbytes) {
 }
 
 void pack(Team& team, const std::string& format, int fd, int64_t offset, int64_t n, int64_t k,
-          const Buffer& destination, int64_t destination_offset,
-          const std::optional<std::vector<int64_t>>& row_order) {
+          const Buffer& destination, int64_t destination_offset, const std::optional<std::vector<int64_t>>& row_order) {
   const PackShape shape(format, n, k);
   uint8_t* target = checked_range(destination, destination_offset, shape.packed_bytes());
   const nb::gil_scoped_release release;
@@ -274,27 +272,15 @@ nb::list gguf_tensors(const gguf::Header& header) {
   return result;
 }
 
-size_t read_fully(int fd, uint64_t offset, uint8_t* destination, size_t bytes) {
-  size_t done = 0;
-  while (done < bytes) {
-    const ssize_t got = pread(fd, destination + done, bytes - done, static_cast<off_t>(offset + done));
-    if (got == 0) break;
-    if (got > 0) {
-      done += static_cast<size_t>(got);
-    } else if (errno != EINTR) {
-      throw std::system_error(errno, std::generic_category());
-    }
-  }
-  return done;
-}
-
 void open_gguf(gguf::Header* self, int fd) {
   try {
     nb::gil_scoped_release release;
     struct stat status;
     if (fstat(fd, &status) != 0) throw std::system_error(errno, std::generic_category());
     new (self) gguf::Header(static_cast<uint64_t>(status.st_size), [fd](uint64_t offset, uint8_t* to, size_t bytes) {
-      return read_fully(fd, offset, to, bytes);
+      const int result = read_exactly(fd, to, bytes, static_cast<int64_t>(offset));
+      if (result > 0) throw std::system_error(result, std::generic_category());
+      return result != kEndOfFile;
     });
   } catch (const gguf::MalformedError& error) {
     throw nb::value_error(error.what());

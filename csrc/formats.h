@@ -203,8 +203,6 @@ template <class Layout>
   return 0;
 }
 
-[[maybe_unused]] constexpr bool is_float_format(Format format) { return format <= Format::kBf16; }
-
 }  // namespace
 
 }  // namespace pelton

@@ -130,7 +130,7 @@ class Parser {
     if (end <= filled) return;
     const size_t wanted = std::min<uint64_t>(std::max<uint64_t>(end, filled + kReadBytes), file_bytes_);
     buffer.resize(wanted);
-    if (read_(filled, buffer.data() + filled, wanted - filled) != wanted - filled) {
+    if (!read_(filled, buffer.data() + filled, wanted - filled)) {
       throw MalformedError("the file became shorter while it was read");
     }
   }

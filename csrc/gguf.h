@@ -75,8 +75,8 @@ struct Tensor {
 
 class Header {
  public:
-  // Copies up to `bytes` bytes from `offset` of the file and returns how many there were; may throw.
-  using ReadFn = std::function<size_t(uint64_t offset, uint8_t* destination, size_t bytes)>;
+  // Copies `bytes` bytes from `offset` of the file; false if it ends before. May throw.
+  using ReadFn = std::function<bool(uint64_t offset, uint8_t* destination, size_t bytes)>;
 
   // Throws MalformedError, UnsupportedError, or what `read` throws.
   Header(uint64_t file_bytes, const ReadFn& read);

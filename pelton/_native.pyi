@@ -92,9 +92,7 @@ class Program:
     nodes (dim 1) once per tile of at most 32 logit rows."""
 
     def __init__(self, team: Team, level: str) -> None: ...
-    def add(
-        self, kernel: str, dim: int, pointers: Sequence[int], sizes: Sequence[int], values: Sequence[float]
-    ) -> int:
+    def add(self, kernel: str, dim: int, pointers: Sequence[int], sizes: Sequence[int], values: Sequence[float]) -> int:
         """kernel: its name at the program's level, or "level/name"."""
     def run(self, step: StepInput, first: int = 0, last: int = -1) -> None:
         """Runs nodes [first, last) (tests: the head tile holds all logit_rows, at most 32)."""

@@ -31,6 +31,8 @@ DEFAULT_BATCHED_TOKENS = 512
 # Sequences at once if nobody asks, where the cache has room for as many of 512 tokens.
 DEFAULT_MAX_NUM_SEQS = 32
 _TOKENS_PER_SEQUENCE = 512
+# The pool has room for all of them at this length if nobody asks: long ones share what short ones leave.
+_CACHED_PER_SEQUENCE = 2048
 # No plan without room for one conversation of a few turns.
 _LEAST_CONTEXT = 256
 _MIB = 1 << 20
@@ -280,12 +282,16 @@ class _Resolver:
         one = self._cache_bytes(max_model_len, batched_tokens)
         asked = self.settings.kv_cache_bytes
         if asked is None:
+            each = min(max_model_len, _CACHED_PER_SEQUENCE)
+            many = max_num_seqs * self._cache_bytes(each, batched_tokens)
             half = room // 2 // self.slab_bytes * self.slab_bytes
-            choices = [
-                (min(max_num_seqs * one, room), f"room for {max_num_seqs} sequences of {max_model_len} tokens"),
-                (max(half, one), "half of what is left" if half > one else f"one sequence of {max_model_len} tokens"),
-            ]
-            return int(self._derive("kv_cache_bytes", *min(choices)))
+            value, reason = min(
+                (many, f"room for {max_num_seqs} sequences of {each} tokens"),
+                (half, "half of what is left"),
+            )
+            if value < one:
+                value, reason = one, f"one sequence of {max_model_len} tokens"
+            return int(self._derive("kv_cache_bytes", value, reason))
         if asked > room:
             return self._adjust("kv_cache_bytes", asked, room, "it is all that weights and step leave")
         if asked < one:

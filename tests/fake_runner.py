@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from pelton.cache.groups import BLOCK_TOKENS, OFFSET_UNIT, CacheGroupSpec
 from pelton.engine.batch import Batch, NewRequest, SlotResult, SlotWork, StepResult, TokenLogprobs
+from pelton.engine.engine import Engine
+from pelton.engine.scheduler import EngineLimits
 
 VOCAB_SIZE = 50
 EOS = 1
@@ -26,10 +28,12 @@ class _Slot:
 
 @dataclass
 class FakeRunner:
-    """fail_on: a drawn token that makes its slot fail. steps: every batch, in order."""
+    """fail_on: a drawn token that makes its slot fail. interrupt_at: number of the step after which Ctrl-C comes.
+    steps: every batch, in order."""
 
     cache_groups: list[CacheGroupSpec] = field(default_factory=lambda: [FULL])
     fail_on: int | None = None
+    interrupt_at: int | None = None
     steps: list[Batch] = field(default_factory=list)
     is_closed: bool = False
     _slots: dict[int, _Slot] = field(default_factory=dict)
@@ -45,7 +49,10 @@ class FakeRunner:
             assert new.slot not in self._slots, "a slot was given twice"
             self._slots[new.slot] = _Slot(new, list(new.token_ids), [])
         assert len({work.slot for work in batch.work}) == len(batch.work), "a slot works twice in one step"
-        return StepResult([self._work(work) for work in batch.work])
+        outcome = StepResult([self._work(work) for work in batch.work])
+        if len(self.steps) == self.interrupt_at:
+            raise KeyboardInterrupt
+        return outcome
 
     def close(self) -> None:
         self.is_closed = True
@@ -121,3 +128,22 @@ def draw(token_ids: list[int], request: NewRequest) -> int:
 
 def logprobs_of(token_id: int) -> TokenLogprobs:
     return TokenLogprobs([token_id, 0], [-float(token_id), -0.5], token_id + 1)
+
+
+def engine_of(
+    *,
+    groups: list[CacheGroupSpec] | None = None,
+    num_slabs: int = 64,
+    max_model_len: int = 256,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    fail_on: int | None = None,
+) -> Engine:
+    """An engine over a fake runner. A slab is 512 bytes: four blocks of the full group."""
+    limits = EngineLimits(max_model_len, max_num_seqs, max_num_batched_tokens, num_slabs * 512, 512, VOCAB_SIZE)
+    return Engine(FakeRunner(groups or [FULL], fail_on), limits, (EOS,))
+
+
+def runner_of(engine: Engine) -> FakeRunner:
+    assert isinstance(engine.runner, FakeRunner)
+    return engine.runner

@@ -8,17 +8,14 @@ from typing import Any
 import pytest
 
 import pelton
-from pelton.config import load_settings
 from pelton.engine.batch import NewRequest
 from pelton.engine.engine import Engine
 from pelton.errors import ChatTemplateError, ContextLengthError, PeltonError, RequestError, UsageError
 from pelton.llm import LLM
 from pelton.loaded_model import LoadedModel
-from pelton.plan import resolve
+from pelton.plan import Plan
 from pelton.sampling_params import SamplingParams
-from tests.engine.conftest import engine_of
-from tests.fake_runner import EOS, draw
-from tests.plan.test_plan import MODEL, PLATFORM
+from tests.fake_runner import EOS, draw, engine_of, runner_of
 
 
 class FakeTokenizer:
@@ -46,13 +43,14 @@ class FakeTemplate:
 
 
 def make_llm(*, has_template: bool = True, defaults: Mapping[str, Any] | None = None, **sizes: Any) -> LLM:
+    engine = engine_of(**sizes)
     return LLM.of(
         LoadedModel(
             name="fake",
-            engine=engine_of(**sizes),
+            engine=engine,
             tokenizer=FakeTokenizer(),  # type: ignore[arg-type]
             chat_template=FakeTemplate() if has_template else None,  # type: ignore[arg-type]
-            plan=resolve(load_settings(), MODEL, PLATFORM),
+            plan=Plan(engine.limits, "bf16", "outlier", 1, "plain", None, (), {}, (), 0, ()),
             sampling_defaults=defaults or {},
         )
     )
@@ -270,7 +268,7 @@ def test_one_prompt_too_long_is_named_before_anything_runs() -> None:
     llm = make_llm(max_model_len=32)
     with pytest.raises(ContextLengthError, match="prompt 1: the prompt has `40` tokens"):
         llm.generate(["A", "B" * 40, "C"], SAMPLING)
-    assert engine_under(llm).runner.steps == []  # type: ignore[attr-defined]
+    assert runner_of(engine_under(llm)).steps == []
     with pytest.raises(ContextLengthError, match=r"^the prompt has `40` tokens"):
         llm.stream("B" * 40, SAMPLING)
 
@@ -309,10 +307,15 @@ def test_the_models_own_sampling_is_the_default() -> None:
     assert len(llm.generate("A")[0].outputs[0].token_ids) <= 3
 
 
+def test_sizes_are_told() -> None:
+    llm = make_llm(max_model_len=64)
+    assert (llm.model_name, llm.max_model_len, llm.vocab_size) == ("fake", 64, 50)
+
+
 def test_a_closed_llm_says_so() -> None:
     with make_llm() as llm:
         engine = engine_under(llm)
-    assert engine.runner.is_closed  # type: ignore[attr-defined]
+    assert runner_of(engine).is_closed
     llm.close()
     with pytest.raises(PeltonError, match="closed"):
         llm.generate("A", SAMPLING)

@@ -66,15 +66,24 @@ inline constexpr float kMaxWide = 16319.0f;
 // Magnitudes of a group of 32.
 struct GroupMagnitudes {
   F32 quads0, quads1;  // each lane: the largest magnitude of its quad
-  float largest;
+  F32 largest;         // of all quads, in every lane
+  F32 second;          // of all quads but one that holds the largest
   bool finite;
 };
 
 PELTON_INLINE GroupMagnitudes group_magnitudes(F32 x0, F32 x1) {
   const F32 quads0 = f32_quad_max(abs(x0)), quads1 = f32_quad_max(abs(x1));
+  // The two largest of 2, of 4, of all 8 quads: a tournament that also keeps the runner-up.
+  F32 largest = max(quads0, quads1), second = min(quads0, quads1);
+  const auto play = [&](F32 other_largest, F32 other_second) PELTON_INLINE_LAMBDA {
+    second = max(min(largest, other_largest), max(second, other_second));
+    largest = max(largest, other_largest);
+  };
+  play(f32_swap_quads<1>(largest), f32_swap_quads<1>(second));
+  play(f32_swap_quads<2>(largest), f32_swap_quads<2>(second));
   const F32 zero = f32_zero();
   const F32 zero_or_nan = fma(x0, zero, mul(x1, zero));  // NaN where x is NaN or infinite
-  return {quads0, quads1, f32_reduce_max(max(quads0, quads1)), f32_equal(zero_or_nan, zero_or_nan) == 0xffffu};
+  return {quads0, quads1, largest, second, f32_equal(zero_or_nan, zero_or_nan) == 0xffffu};
 }
 
 // False if the group has no q: all zero, or not finite. Then `facts` is final, else it is facts.scale.
@@ -102,15 +111,9 @@ PELTON_INLINE I32 upper_part(I32 q) { return i32_shr(add(q, i32_set(64)), 7); }
 PELTON_INLINE void quantise_outlier(const float* x, OutlierBlock& block) {
   const F32 x0 = f32_load(x), x1 = f32_load(x + 16);
   const GroupMagnitudes m = group_magnitudes(x0, x1);
-  const F32 largest = f32_set(m.largest);
-  const uint32_t holders = f32_equal(m.quads0, largest) | f32_equal(m.quads1, largest) << 16 | 1u << 31;
+  const uint32_t holders = f32_equal(m.quads0, m.largest) | f32_equal(m.quads1, m.largest) << 16 | 1u << 31;
   const int quad = __builtin_ctz(holders) / 4;
-  const uint32_t quad_lanes = 15u << 4 * quad;
-  const F32 zero = f32_zero();
-  const F32 others0 = f32_select(quad_lanes & 0xffffu, zero, m.quads0);
-  const F32 others1 = f32_select(quad_lanes >> 16, zero, m.quads1);
-  const float scale_low = f32_reduce_max(max(others0, others1)) / kMaxLow;
-  const float scale_wide = m.largest / kMaxWide;
+  const float scale_low = f32_first(m.second) / kMaxLow, scale_wide = f32_first(m.largest) / kMaxWide;
   const float scale = scale_low > scale_wide ? scale_low : scale_wide;
 
   std::memset(block.hi, 0, sizeof(block.hi));
@@ -123,23 +126,23 @@ PELTON_INLINE void quantise_outlier(const float* x, OutlierBlock& block) {
   const F32 inverse = f32_set(1.0f / scale);
   const I32 q0 = i32_from_f32(mul(x0, inverse)), q1 = i32_from_f32(mul(x1, inverse));
   store_sums(q0, q1, block.facts);
-  i32_store_i8(block.lo, q0);
-  i32_store_i8(block.lo + 16, q1);
-  int32_t q[32];
-  i32_store(q, q0);
-  i32_store(q + 16, q1);
-  for (int i = 0; i < 4; ++i) {
-    const int32_t wide = q[4 * quad + i];
-    const int32_t upper = (wide + 64) >> 7;
-    block.hi[i] = static_cast<int8_t>(upper);
-    block.lo[4 * quad + i] = static_cast<int8_t>(wide - 128 * upper);
-  }
+  const uint32_t quad_lanes = 15u << 4 * quad;
+  const auto upper_of_quad = [](I32 q, uint32_t lanes) PELTON_INLINE_LAMBDA {
+    return bits_from_f32(f32_select(lanes, f32_from_bits(upper_part(q)), f32_zero()));
+  };
+  const I32 upper0 = upper_of_quad(q0, quad_lanes & 0xffffu), upper1 = upper_of_quad(q1, quad_lanes >> 16);
+  i32_store_i8(block.lo, sub(q0, i32_shl(upper0, 7)));
+  i32_store_i8(block.lo + 16, sub(q1, i32_shl(upper1, 7)));
+  int8_t upper[32];
+  i32_store_i8(upper, upper0);
+  i32_store_i8(upper + 16, upper1);
+  std::memcpy(block.hi, upper + 4 * quad, sizeof(block.hi));
 }
 
 PELTON_INLINE void quantise_exact(const float* x, ExactBlock& block) {
   const F32 x0 = f32_load(x), x1 = f32_load(x + 16);
   const GroupMagnitudes m = group_magnitudes(x0, x1);
-  const float scale = m.largest / kMaxWide;
+  const float scale = f32_first(m.largest) / kMaxWide;
   std::memset(block.unused, 0, sizeof(block.unused));
   if (!usable_scale(scale, m.finite, block.facts)) {
     std::memset(block.lo, 0, sizeof(block.lo) + sizeof(block.hi));

@@ -23,6 +23,7 @@
 #include "activation_blocks.h"
 #include "attention_tile.h"
 #include "kv_block.h"
+#include "row_functions.h"
 
 namespace pelton::PELTON_LEVEL {
 namespace {
@@ -57,26 +58,42 @@ struct Arguments {
   AttentionPlan* plan() const { return reinterpret_cast<AttentionPlan*>(workspace); }
 };
 
+// One row and head. It sees the tokens [first, position].
+struct Query {
+  int64_t row, head, first, position;
+};
+
 // Working memory of one piece, in the thread's scratch. A state is (m, l, a) with a from kStateValues.
 struct Memory {
-  float* queries;  // [kMaxUnitQueries][kRowFloats], multiplied by the scale
+  Query* queries;  // [kMaxUnitQueries] row by row
+  float* vectors;  // [kMaxUnitQueries][kRowFloats], q multiplied by the scale
   float* states;   // [kMaxUnitQueries][kRowFloats], splits merged so far
   float* scores;   // [kQueryRows][kRowFloats], then probabilities
   float* tile;     // [kQueryRows][kRowFloats], states of one split
 
   explicit Memory(const Scratch& scratch) {
-    queries = reinterpret_cast<float*>(scratch.data);
-    states = queries + kMaxUnitQueries * kRowFloats;
+    queries = reinterpret_cast<Query*>(scratch.data);
+    vectors = reinterpret_cast<float*>(queries + kMaxUnitQueries);
+    states = vectors + kMaxUnitQueries * kRowFloats;
     scores = states + kMaxUnitQueries * kRowFloats;
     tile = scores + kQueryRows * kRowFloats;
   }
 };
-static_assert((2 * kMaxUnitQueries + 2 * kQueryRows) * kRowFloats * sizeof(float) <= kScratchBytes, "fits the scratch");
+static_assert(sizeof(Query) * kMaxUnitQueries % 64 == 0, "vectors start on a cache line");
+static_assert(sizeof(Query) * kMaxUnitQueries + (2 * kMaxUnitQueries + 2 * kQueryRows) * kRowFloats * sizeof(float) <=
+                  kScratchBytes,
+              "fits the scratch");
 
 // Tokens of one split that a query sees, counted from the split's start. Empty if first >= end.
 struct Range {
   int first, end;
 };
+
+Range visible(const Query& query, int split) {
+  const int64_t start = int64_t{split} * kSplitTokens;
+  const int64_t first = query.first - start, end = query.position + 1 - start;
+  return {static_cast<int>(first < 0 ? 0 : first), static_cast<int>(end > kSplitTokens ? kSplitTokens : end)};
+}
 
 // One piece: a unit's rows with the query heads of one kv head.
 struct Piece {
@@ -84,42 +101,42 @@ struct Piece {
   const Step& step;
   const AttentionUnit& unit;
   const SequenceRows& sequence;
-  int64_t kv_head;
-  int64_t heads_per_kv;
   Memory memory;
+  int64_t kv_head;
+  int num_queries;
 
-  int num_queries() const { return static_cast<int>(unit.num_rows * heads_per_kv); }
-  int64_t row(int query) const { return unit.first_row + query / heads_per_kv; }
-  int64_t head(int query) const { return kv_head * heads_per_kv + query % heads_per_kv; }
+  Piece(const Arguments& arguments, const Step& present, const AttentionUnit& rows, const Scratch& scratch)
+      : a(arguments), step(present), unit(rows), sequence(present.sequences[rows.sequence]), memory(scratch) {}
 
-  Range visible(int query, int split) const {
-    const int64_t position = cache_position(sequence, row(query));
-    const int64_t start = int64_t{split} * kSplitTokens;
-    const int64_t first = first_visible(position, a.window) - start;
-    const int64_t end = position + 1 - start;
-    return {static_cast<int>(first < 0 ? 0 : first), static_cast<int>(end > kSplitTokens ? kSplitTokens : end)};
+  void take_head(int64_t head) {
+    const int64_t group = a.heads / a.kv_heads;
+    kv_head = head;
+    num_queries = 0;
+    for (int64_t row = unit.first_row; row < unit.first_row + unit.num_rows; ++row) {
+      const int64_t position = cache_position(sequence, row);
+      const int64_t first = first_visible(position, a.window);
+      for (int64_t i = 0; i < group; ++i) memory.queries[num_queries++] = {row, head * group + i, first, position};
+    }
   }
-  bool is_first_split(int query, int split) const {
-    return first_visible(cache_position(sequence, row(query)), a.window) / kSplitTokens == split;
-  }
+
   // The unit's partial of a split, or null if the unit is one item.
-  float* partial(int query, int split) const {
+  float* partial(const Query& query, int split) const {
     if (unit.partial_offset == 0) return nullptr;
-    const int64_t index =
-        (int64_t{split - unit.first_split} * unit.num_rows + query / heads_per_kv) * a.heads + head(query);
-    return reinterpret_cast<float*>(a.workspace + unit.partial_offset) + index * partial_floats(a.head_dim);
+    const int64_t row = int64_t{split - unit.first_split} * unit.num_rows + query.row - unit.first_row;
+    return reinterpret_cast<float*>(a.workspace + unit.partial_offset) +
+           (row * a.heads + query.head) * partial_floats(a.head_dim);
   }
 };
 
-void load_queries(const Piece& piece) {
+void load_vectors(const Piece& piece) {
   const F32 scale = f32_set(piece.a.scale);
-  const int head_dim = static_cast<int>(piece.a.head_dim);
-  for (int i = 0; i < piece.num_queries(); ++i) {
-    const float* from = piece.a.query + piece.row(i) * piece.a.query_stride + piece.head(i) * head_dim;
-    float* to = piece.memory.queries + i * kRowFloats;
-    for (int d = 0; d < head_dim; d += 16) {
-      const int lanes = head_dim - d < 16 ? head_dim - d : 16;
-      f32_store(to + d, mul(f32_load_partial(from + d, lanes), scale));
+  const int64_t head_dim = piece.a.head_dim;
+  for (int i = 0; i < piece.num_queries; ++i) {
+    const Query& query = piece.memory.queries[i];
+    const float* from = piece.a.query + query.row * piece.a.query_stride + query.head * head_dim;
+    float* to = piece.memory.vectors + i * kRowFloats;
+    for (int64_t d = 0; d < head_dim; d += 16) {
+      f32_store(to + d, mul(f32_load_partial(from + d, lanes_left(head_dim, d)), scale));
     }
   }
 }
@@ -161,13 +178,21 @@ void copy_state(float* to, const float* from, int64_t head_dim) {
   std::memcpy(to, from, static_cast<size_t>(kStateValues + head_dim) * sizeof(float));
 }
 
-void write_out(const Piece& piece, int query, const float* state) {
-  const int head_dim = static_cast<int>(piece.a.head_dim);
-  float* out = piece.a.out + piece.row(query) * piece.a.out_stride + piece.head(query) * head_dim;
+void write_out(const Piece& piece, const Query& query, const float* state) {
+  const int64_t head_dim = piece.a.head_dim;
+  float* out = piece.a.out + query.row * piece.a.out_stride + query.head * head_dim;
   const F32 sum = f32_set(state[1]);
-  for (int d = 0; d < head_dim; d += 16) {
-    const int lanes = head_dim - d < 16 ? head_dim - d : 16;
-    f32_store_partial(out + d, div(f32_load(state + kStateValues + d), sum), lanes);
+  for (int64_t d = 0; d < head_dim; d += 16) {
+    f32_store_partial(out + d, div(f32_load(state + kStateValues + d), sum), lanes_left(head_dim, d));
+  }
+}
+
+// A query's next split into its state, which the first one makes.
+void take_split(const Piece& piece, const Query& query, int split, const float* from, float* state) {
+  if (query.first / kSplitTokens == split) {
+    copy_state(state, from, piece.a.head_dim);
+  } else {
+    merge(state, from, piece.a.head_dim);
   }
 }
 
@@ -196,7 +221,7 @@ void compute_tile(const Piece& piece, const SplitBlocks<Element>& blocks, int fi
   const int64_t head_dim = piece.a.head_dim;
   const int first_block = all.first / kBlockTokens;
   const int num_blocks = (all.end + kBlockTokens - 1) / kBlockTokens - first_block;
-  score_blocks<Element>(rows, memory.queries + first * kRowFloats, head_dim, blocks.keys + first_block, num_blocks,
+  score_blocks<Element>(rows, memory.vectors + first * kRowFloats, head_dim, blocks.keys + first_block, num_blocks,
                         memory.scores + first_block * kBlockTokens);
   // Tokens that all of them see go through the tile together, the few before and after row by row.
   Range common = {0, kSplitTokens};
@@ -225,26 +250,25 @@ void compute_tile(const Piece& piece, const SplitBlocks<Element>& blocks, int fi
 
 template <class Element>
 void compute_split(const Piece& piece, int split) {
-  const int num_queries = piece.num_queries();
-  const Range whole = {piece.visible(0, split).first, piece.visible(num_queries - 1, split).end};
+  const Memory& memory = piece.memory;
+  const Query* queries = memory.queries;
+  const Range whole = {visible(queries[0], split).first, visible(queries[piece.num_queries - 1], split).end};
   const SplitBlocks<Element> blocks(piece, split, whole);
-  for (int first = 0; first < num_queries; first += kQueryRows) {
-    const int rows = num_queries - first < kQueryRows ? num_queries - first : kQueryRows;
+  for (int first = 0; first < piece.num_queries; first += kQueryRows) {
+    const int left = piece.num_queries - first, rows = left < kQueryRows ? left : kQueryRows;
     Range ranges[kQueryRows];
-    for (int i = 0; i < rows; ++i) ranges[i] = piece.visible(first + i, split);
+    for (int i = 0; i < rows; ++i) ranges[i] = visible(queries[first + i], split);
     const Range all = {ranges[0].first, ranges[rows - 1].end};
     if (all.first >= all.end) continue;
     compute_tile(piece, blocks, first, rows, ranges, all);
     for (int i = 0; i < rows; ++i) {
       if (ranges[i].first >= ranges[i].end) continue;
-      const float* from = piece.memory.tile + i * kRowFloats;
-      float* state = piece.memory.states + (first + i) * kRowFloats;
-      if (float* partial = piece.partial(first + i, split)) {
+      const Query& query = queries[first + i];
+      const float* from = memory.tile + i * kRowFloats;
+      if (float* partial = piece.partial(query, split)) {
         copy_state(partial, from, piece.a.head_dim);
-      } else if (piece.is_first_split(first + i, split)) {
-        copy_state(state, from, piece.a.head_dim);
       } else {
-        merge(state, from, piece.a.head_dim);
+        take_split(piece, query, split, from, memory.states + (first + i) * kRowFloats);
       }
     }
   }
@@ -252,34 +276,34 @@ void compute_split(const Piece& piece, int split) {
 
 template <class Element>
 void compute_item(const Piece& piece, const AttentionItem& item) {
-  load_queries(piece);
+  load_vectors(piece);
   for (int split = item.first_split; split < item.end_split; ++split) compute_split<Element>(piece, split);
   if (piece.unit.partial_offset != 0) return;
-  for (int i = 0; i < piece.num_queries(); ++i) write_out(piece, i, piece.memory.states + i * kRowFloats);
+  for (int i = 0; i < piece.num_queries; ++i) {
+    write_out(piece, piece.memory.queries[i], piece.memory.states + i * kRowFloats);
+  }
 }
 
 // Merges the partials of the unit's rows for one kv head.
 void merge_partials(const Piece& piece) {
   float* state = piece.memory.states;
-  for (int i = 0; i < piece.num_queries(); ++i) {
-    for (int split = piece.unit.first_split; split < piece.unit.end_split; ++split) {
-      const Range range = piece.visible(i, split);
-      if (range.first >= range.end) continue;
-      const float* partial = piece.partial(i, split);
-      if (piece.is_first_split(i, split)) {
-        copy_state(state, partial, piece.a.head_dim);
-      } else {
-        merge(state, partial, piece.a.head_dim);
-      }
+  for (int i = 0; i < piece.num_queries; ++i) {
+    const Query& query = piece.memory.queries[i];
+    const int64_t last_split = query.position / kSplitTokens;
+    for (int split = static_cast<int>(query.first / kSplitTokens); split <= last_split; ++split) {
+      take_split(piece, query, split, piece.partial(query, split), state);
     }
-    write_out(piece, i, state);
+    write_out(piece, query, state);
   }
 }
 
 // What is left when all pieces of a unit are done: whoever comes last does it, and what he does is fixed.
-void finish_unit(const Arguments& a, Piece piece) {
+void finish_unit(const Arguments& a, Piece& piece) {
   if (piece.unit.partial_offset != 0) {
-    for (piece.kv_head = 0; piece.kv_head < a.kv_heads; ++piece.kv_head) merge_partials(piece);
+    for (int64_t head = 0; head < a.kv_heads; ++head) {
+      piece.take_head(head);
+      merge_partials(piece);
+    }
   }
   if (a.blocks == nullptr) return;
   const int64_t columns = a.heads * a.head_dim;
@@ -299,8 +323,8 @@ void run(const Node& node, const Step& step, int64_t index, Scratch& scratch) {
   if (index / a.kv_heads >= plan->num_items) return;
   const AttentionItem& item = plan->items()[index / a.kv_heads];
   AttentionUnit& unit = plan->units()[item.unit];
-  const Piece piece{
-      a, step, unit, step.sequences[unit.sequence], index % a.kv_heads, a.heads / a.kv_heads, Memory(scratch)};
+  Piece piece(a, step, unit, scratch);
+  piece.take_head(index % a.kv_heads);
   if (a.kv_type == kKvBf16) compute_item<Bf16>(piece, item);
   if (a.kv_type == kKvF16) compute_item<F16>(piece, item);
   if (a.kv_type == kKvF32) compute_item<Float>(piece, item);

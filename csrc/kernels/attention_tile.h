@@ -35,6 +35,10 @@ constexpr int kQueryRows = 6;
 
 constexpr int tile_vectors(int rows) { return kAccumulators >= 4 * rows ? 4 : kAccumulators >= 2 * rows ? 2 : 1; }
 
+// Tiles exist for 12, 8, 6, 4, 3, 2, 1 rows. Other counts take the next larger one: what it reads of the rows behind is
+// scratch memory, and what it writes there is overwritten or never read.
+constexpr int smaller_tile(int rows) { return rows == 12 ? 8 : rows == 8 ? 6 : rows == 6 ? 4 : rows - 1; }
+
 // Every row that attention works on (a query, a row of scores, a state) has this many floats: 256 of them, and a line
 // more at the front of a state (kStateValues) which also keeps rows from falling on the same sets of a cache.
 constexpr int kRowFloats = 256 + 16;
@@ -115,7 +119,8 @@ template <class Element, int R = kQueryRows>
 inline void score_blocks(int rows, const float* query, int64_t head_dim, const uint8_t* const* keys, int num_blocks,
                          float* scores) {
   if constexpr (R > 1) {
-    if (rows < R) return score_blocks<Element, R - 1>(rows, query, head_dim, keys, num_blocks, scores);
+    constexpr int kSmaller = smaller_tile(R);
+    if (rows <= kSmaller) return score_blocks<Element, kSmaller>(rows, query, head_dim, keys, num_blocks, scores);
   }
   constexpr int V = tile_vectors(R);
   int block = 0;
@@ -133,8 +138,10 @@ inline void score_blocks(int rows, const float* query, int64_t head_dim, const u
 template <class Element, int R = kQueryRows>
 inline void add_values(int rows, const float* probabilities, int first, int end, const uint8_t* const* values,
                        int64_t head_dim, float* out) {
+  if (first >= end) return;
   if constexpr (R > 1) {
-    if (rows < R) return add_values<Element, R - 1>(rows, probabilities, first, end, values, head_dim, out);
+    constexpr int kSmaller = smaller_tile(R);
+    if (rows <= kSmaller) return add_values<Element, kSmaller>(rows, probabilities, first, end, values, head_dim, out);
   }
   constexpr int V = tile_vectors(R);
   int64_t column = 0;

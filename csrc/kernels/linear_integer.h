@@ -49,8 +49,10 @@ inline void widen_row(const uint8_t* blocks, int64_t k, int mode, int16_t* out) 
   }
 }
 
+// Of a power of two; 0 of 0.
 constexpr int log2_of(int value) { return value <= 1 ? 0 : 1 + log2_of(value / 2); }
 
+// The activations of a group.
 template <bool kExact>
 struct BlockOf {
   using Type = OutlierBlock;

@@ -4,8 +4,9 @@
 // work in two steps, panel by panel: expand a chunk of kChunkGroups * 32 K into a strip (here), then multiply the strip
 // with all rows (linear_integer.h, linear_float.h). A strip of 4-bit codes is 8 groups * (8 vectors of 64 bytes +
 // scales and minima of 64 bytes each) = 5 KiB; two of them, the activations of a tile and the row sums stay in 32 KiB
-// of L1. For one row expanding costs about 25 instructions per group of 16 * 32 weights (288 bytes and more), the
-// product 45: 8 bytes and more per cycle at 4 instructions per cycle, more than one core reads from memory.
+// of L1. For one row of 4-bit codes, expanding costs about 35 instructions per group of 16 * 32 weights (288 bytes or
+// more) and the product 45 (AVX-512BW): 14 bytes per cycle at 4 instructions per cycle, more than one core reads from
+// memory.
 #pragma once
 
 #include "../formats.h"
@@ -31,7 +32,6 @@ PELTON_INLINE void unroll(const Function& function) {
     unroll<kCount, kFirst + 1>(function);
   }
 }
-#define PELTON_INLINE_LAMBDA __attribute__((always_inline))
 
 // One chunk of one panel. Formats that differ only in how the file stores scales share a strip type, hence a product.
 template <int kBits_, int kZero_, bool kHasMin_, int kHalves_, bool kExact_>

@@ -105,6 +105,12 @@ PELTON_INLINE __m256 quad_max(__m256 x) {
   return _mm256_max_ps(pair, _mm256_permute_ps(pair, 0x4e));
 }
 PELTON_INLINE F32 f32_quad_max(F32 x) { return {quad_max(x.a), quad_max(x.b)}; }
+template <int kDistance>
+PELTON_INLINE F32 f32_swap_quads(F32 x) {
+  if constexpr (kDistance == 2) return {x.b, x.a};
+  return {_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
+}
+PELTON_INLINE float f32_first(F32 x) { return _mm256_cvtss_f32(x.a); }
 PELTON_INLINE float f32_reduce_add(F32 x) {
   const __m256 eight = _mm256_add_ps(x.a, x.b);
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

@@ -75,6 +75,11 @@ PELTON_INLINE F32 f32_quad_max(F32 a) {
   const __m512 pair = _mm512_max_ps(a.v, _mm512_permute_ps(a.v, 0xb1));
   return {_mm512_max_ps(pair, _mm512_permute_ps(pair, 0x4e))};
 }
+template <int kDistance>
+PELTON_INLINE F32 f32_swap_quads(F32 a) {
+  return {_mm512_shuffle_f32x4(a.v, a.v, kDistance == 1 ? 0xb1 : 0x4e)};
+}
+PELTON_INLINE float f32_first(F32 a) { return _mm512_cvtss_f32(a.v); }
 PELTON_INLINE float f32_reduce_add(F32 a) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

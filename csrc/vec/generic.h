@@ -83,6 +83,11 @@ PELTON_INLINE F32 f32_quad_max(F32 a) {
     return even > odd ? even : odd;
   }(a.v + (i & ~3)));
 }
+template <int kDistance>
+PELTON_INLINE F32 f32_swap_quads(F32 a) {
+  PELTON_LANES(F32, a.v[i ^ (4 * kDistance)]);
+}
+PELTON_INLINE float f32_first(F32 a) { return a.v[0]; }
 PELTON_INLINE float f32_reduce_add(F32 a) {
   for (int step = 8; step > 0; step /= 2) {
     for (int i = 0; i < step; ++i) a.v[i] += a.v[i + step];
@@ -139,6 +144,15 @@ PELTON_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 template <int kBits, bool kExact>
 inline constexpr bool kUseWide = false;
 
+// One function for all products: as straight line code in each of them it would fill half a megabyte.
+[[maybe_unused]] __attribute__((noinline)) void add_dot_products(I32& total, const U8& codes, const void* quad) {
+  int8_t x[4];
+  std::memcpy(x, quad, sizeof(x));
+  for (int i = 0; i < 16; ++i) {
+    for (int k = 0; k < 4; ++k) total.v[i] += static_cast<int8_t>(codes.v[4 * i + k]) * x[k];
+  }
+}
+
 template <int kBits, bool kWide>
 struct Dot {
   static constexpr int kCodeBytes = 64;
@@ -151,12 +165,7 @@ struct Dot {
   static PELTON_INLINE Codes load(const uint8_t* p) { return u8_load(p); }
   template <int kQuad, int kNumQuads>
   PELTON_INLINE void add(const Codes& codes, const void* quad) {
-    int8_t x[4];
-    std::memcpy(x, quad, sizeof(x));
-    for (int i = 0; i < 16; ++i) {
-      const auto code = [&](int k) { return static_cast<int32_t>(static_cast<int8_t>(codes.v[4 * i + k])); };
-      total.v[i] += code(0) * x[0] + code(1) * x[1] + code(2) * x[2] + code(3) * x[3];
-    }
+    add_dot_products(total, codes, quad);
   }
   PELTON_INLINE I32 sum() const { return total; }
 };

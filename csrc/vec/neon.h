@@ -101,6 +101,11 @@ PELTON_INLINE float32x4_t quad_max(float32x4_t a) {
   return max_or_second(pair, vextq_f32(pair, pair, 2));
 }
 PELTON_INLINE F32 f32_quad_max(F32 a) { PELTON_PARTS(F32, quad_max(a.v[i])); }
+template <int kDistance>
+PELTON_INLINE F32 f32_swap_quads(F32 a) {
+  return {{a.v[kDistance], a.v[1 ^ kDistance], a.v[2 ^ kDistance], a.v[3 ^ kDistance]}};
+}
+PELTON_INLINE float f32_first(F32 a) { return vgetq_lane_f32(a.v[0], 0); }
 PELTON_INLINE float f32_reduce_add(F32 a) {
   const float32x4_t four = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
   const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));

@@ -54,8 +54,6 @@
 
 #include <cstdint>
 
-#define PELTON_INLINE inline __attribute__((always_inline))
-
 #define PELTON_LEVEL_IS_generic 0
 #define PELTON_LEVEL_IS_avx2 1
 #define PELTON_LEVEL_IS_avx512 2
@@ -64,6 +62,14 @@
 #define PELTON_LEVEL_IS_dotprod 3
 #define PELTON_VEC_FILE2(level) PELTON_LEVEL_IS_##level
 #define PELTON_VEC_FILE(level) PELTON_VEC_FILE2(level)
+
+#if PELTON_VEC_FILE(PELTON_LEVEL) == 0
+#define PELTON_INLINE inline  // arrays gain little from it, and the compiler takes minutes over loops in one piece
+#define PELTON_INLINE_LAMBDA
+#else
+#define PELTON_INLINE inline __attribute__((always_inline))
+#define PELTON_INLINE_LAMBDA __attribute__((always_inline))  // after a lambda's parameters
+#endif
 
 #if PELTON_VEC_FILE(PELTON_LEVEL) == 0
 #include "generic.h"

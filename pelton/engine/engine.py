@@ -111,11 +111,20 @@ class Engine:
         return bool(ended)
 
     def step(self) -> list[Progress]:
-        """Runs one step. Empty if there is nothing to do."""
+        """Runs one step. Empty if there is nothing to do.
+
+        If the runner raises, or Ctrl-C comes while it computes, no request is lost: those that are not aborted go on
+        with the next step as if this one had not been.
+        """
         batch = self.scheduler.schedule()
         if batch is None:
             return []
-        progress = self.scheduler.update(batch, self.runner.step(batch))
+        try:
+            outcome = self.runner.step(batch)
+        except BaseException:
+            self.scheduler.requeue_running()
+            raise
+        progress = self.scheduler.update(batch, outcome)
         for part in progress:
             if part.finish_reason is not None:
                 choices = self._requests[part.request_id]

@@ -100,6 +100,14 @@ class Scheduler:
         assert not num_tokens, f"the runner left out slots {sorted(num_tokens)}"
         return progress
 
+    def requeue_running(self) -> None:
+        """After a step that failed or was interrupted: all that ran starts again from its known tokens, in fresh slots.
+
+        What the lost step drew is drawn again, the same.
+        """
+        for request in list(self.running):
+            self._back_to_waiting(request)
+
     def _continue_running(self, draft: _StepDraft) -> None:
         """Decodes first, so that no prefill delays a running stream by more than one step's budget."""
         prefills = []
@@ -184,6 +192,9 @@ class Scheduler:
             draft.budget += dropped.num_tokens
         draft.has_preempted = True
         self.num_preemptions += 1
+        self._back_to_waiting(request)
+
+    def _back_to_waiting(self, request: Request) -> None:
         self._stop_running(request)
         request.num_computed = 0
         insort(self.waiting, request, key=_ORDER)

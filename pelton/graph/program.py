@@ -72,8 +72,9 @@ class Program:
 
     def value(self, name: str) -> Value:
         """A value that can be read after a step: captured, an input or an output of the graph."""
-        for value in self.places:
-            if value.name == name:
+        for value in (*self.graph.outputs.values(), *self.places):
+            is_kept = value in self.graph.outputs.values() or value.name in self.settings.capture
+            if value.name == name and is_kept:
                 return value
         raise UsageError(f"`{name}` is not a value of this program", "capture it when the program is compiled")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterable
 
 from pelton.errors import CheckpointError, UnsupportedModelError
 from pelton.graph.graph import Graph
@@ -19,17 +20,23 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 )
 
 
-def architecture_of(checkpoint: CheckpointHeader, external: tuple[Architecture, ...] = ()) -> Architecture:
-    """Raises UnsupportedModelError with the known names and the nearest one."""
+def architecture_of(
+    checkpoint: CheckpointHeader, find_external: Callable[[], Iterable[Architecture]] = tuple
+) -> Architecture:
+    """The first of Pelton's own that the checkpoint names, else of other packages (asked only then: it takes time).
+
+    Raises UnsupportedModelError with the known names and the nearest one.
+    """
     asked = _asked(checkpoint)
     known: dict[str, Architecture] = {}
-    for architecture in (*external, *ARCHITECTURES):
-        names = architecture.gguf_names if checkpoint.kind == "gguf" else architecture.config_names
-        for name in names:
-            known.setdefault(name, architecture)
-    for name in asked:
-        if name in known:
-            return known[name]
+    for find in (lambda: ARCHITECTURES, find_external):
+        for architecture in find():
+            names = architecture.gguf_names if checkpoint.kind == "gguf" else architecture.config_names
+            for name in names:
+                known.setdefault(name, architecture)
+        for name in asked:
+            if name in known:
+                return known[name]
     nearest = difflib.get_close_matches(asked[0], known, n=1, cutoff=0.5)
     hint = f"supported are {', '.join(sorted(known))}"
     raise UnsupportedModelError(

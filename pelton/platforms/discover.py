@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from pelton.errors import UsageError
@@ -43,6 +42,7 @@ class Extension:
 
 def find_extensions(group: str) -> dict[str, str]:
     """ "module:object" by name; nothing of it is imported yet."""
+    from importlib.metadata import entry_points  # itself a large part of a start, and few runs need it
 
     return {**{point.name: point.value for point in entry_points(group=group)}, **OWN.get(group, {})}
 

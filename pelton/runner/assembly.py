@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pelton.models.architecture import Architecture
     from pelton.models.spec import ModelSpec
     from pelton.platforms.cpu import CpuPlatform
+    from pelton.platforms.cpu.program import CpuProgram
     from pelton.runner.runner import NativeRunner
 
 KV_DTYPES = ("bf16", "f16", "f32")
@@ -48,9 +49,15 @@ class PreparedModel:
 
     def load(self) -> NativeRunner:
         """Reads and packs the weights. Raises CheckpointError if a file changed or ends too early."""
+        from pelton.runner.runner import NativeRunner
+
+        limits = self.plan.limits
+        return NativeRunner(self.load_program(), kv_cache_bytes=limits.kv_cache_bytes, max_num_seqs=limits.max_num_seqs)
+
+    def load_program(self) -> CpuProgram:
+        """The program alone, for captures and whole rows of logits (runner/capture.py). Raises as `load` does."""
         from pelton import _native
         from pelton.platforms.cpu.program import CpuProgram
-        from pelton.runner.runner import NativeRunner
 
         team = _native.Team(self.plan.threads)
         program = CpuProgram(self.program, team)
@@ -59,8 +66,7 @@ class PreparedModel:
             for place in program.weight_places
         ]
         loading.load(self.checkpoint, self.resolution, requests, team)
-        limits = self.plan.limits
-        return NativeRunner(program, kv_cache_bytes=limits.kv_cache_bytes, max_num_seqs=limits.max_num_seqs)
+        return program
 
 
 def prepare(settings: Settings) -> PreparedModel:
@@ -70,7 +76,7 @@ def prepare(settings: Settings) -> PreparedModel:
     name = settings.model.model
     path = resolve_reference(name, settings.store)
     checkpoint = open_checkpoint(path)
-    architecture = architecture_of(checkpoint, _external_architectures())
+    architecture = architecture_of(checkpoint, _external_architectures)
     spec = architecture.spec(checkpoint)
     graph = build_graph(architecture, spec)
     parameters = {parameter.name: _sizes(parameter.shape) for parameter in graph.parameters.values()}

@@ -107,7 +107,7 @@ class ChatTemplate:
 
 
 class _ControlTokenGuard:
-    """Tells control tokens that messages spell from the template's own: hides them as private-use characters."""
+    """Tells control tokens that messages spell from the template's own: hides them as rare characters."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class _ControlTokenGuard:
         _for_each_string([messages, tools], lambda text: self._note(text, spelled, characters))
         if not spelled:
             return
-        unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in characters)
+        unused = (chr(code) for code in _RARE_CHARACTERS if chr(code) not in characters)
         self._text_of = dict(zip(unused, sorted(spelled), strict=False))
         hidden = {text: character for character, text in self._text_of.items()}
         self.messages, self.tools = _map_strings(
@@ -140,6 +140,7 @@ class _ControlTokenGuard:
         """The text with the hidden control tokens spelled out."""
         for character, spelled in self._text_of.items():
             text = text.replace(character, spelled)
+            text = text.replace(json.dumps(character)[1:-1], spelled)  # of a template that asks for ASCII
         return text
 
     def encode(self, tokenizer: Tokenizer, text: str) -> list[int]:
@@ -154,7 +155,8 @@ class _ControlTokenGuard:
         return ids + tokenizer.encode(self.show(text[position:]), add_special=False)
 
 
-_PRIVATE_USE = range(0xF0000, 0xFFFFE)
+# CJK ideographs of Extension G. Unlike private-use characters, printing a value does not escape them.
+_RARE_CHARACTERS = range(0x30000, 0x31340)
 
 
 def _any_of(texts: Mapping[str, int]) -> re.Pattern[str]:

@@ -1,8 +1,8 @@
 """Builds a Tokenizer from GGUF metadata; it does not read files and knows no model.
 
 Checked against the vocabularies and token ids that come with llama.cpp. Where llama.cpp and the tokenizer that a model
-was trained with differ, the latter wins: bytes without a token don't part the merges around them, and control tokens are
-never made by merges.
+was trained with differ, the latter wins: bytes without a token don't part the merges around them, and control tokens
+are never made by merges.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ from pelton.text.gguf_vocabulary import (
     string_list,
 )
 from pelton.text.pre_tokenizers import DEFAULT_NAME, PRE_TOKENIZERS, PreTokenizer, verification
-from pelton.text.tokenizer import SPACE_MARK, PieceStyle, Tokenizer, TokenizerFacts, byte_of_character
+from pelton.text.tokenizer import (
+    SPACE_MARK,
+    PieceStyle,
+    Tokenizer,
+    TokenizerFacts,
+    byte_of_character,
+    library_errors,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -37,6 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Matching a word of WordPiece takes time quadratic in its length: the limit is BERT's, and a defence.
 _MAX_WORD_CHARACTERS = 100
 _SUPPORTED_MODELS = ("gpt2", "gemma4", "whitespace", "llama", "bert")
 
@@ -102,17 +110,17 @@ def _build_bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, name: obj
     if rule.byte_level:
         lost = bytes(byte for character, byte in byte_of_character().items() if character not in vocabulary.ids)
         facts = replace(facts, lost_bytes=lost)
+    if name == "gemma4" and not facts.add_bos and facts.bos_token_id is not None:
+        logger.warning("tokenizer: the file asks for no BOS, but Gemma 4 was trained with one before every text: added")
+        facts = replace(facts, add_bos=True)
     return _finish(backend, metadata, vocabulary, facts)
 
 
 def _choose_rule(name: object) -> tuple[PreTokenizer, str | None]:
     """The pre-tokenizer of that name, and why its token ids may be wrong (None: they have been checked)."""
     if isinstance(name, str) and name in PRE_TOKENIZERS:
-        reason = (
-            f"pre type `{name}` has not been checked against a vocabulary"
-            if verification(name) == "unverified"
-            else None
-        )
+        unchecked = verification(name) == "unverified"
+        reason = f"pre type `{name}` has not been checked against a vocabulary" if unchecked else None
         return PRE_TOKENIZERS[name], reason
     said = "the file names no pre type" if name is None else f"pre type `{name}` is unknown"
     reason = f"{said}; words are cut as for `{DEFAULT_NAME}`, which may not be what the model was trained with"
@@ -140,15 +148,15 @@ def _make_bpe(
 ) -> models.BPE:
     from tokenizers import models
 
-    # 10,000 words is the library's own cache size; words repeat, so it is worth its few hundred kilobytes.
-    return models.BPE(
-        ids,
-        merges,
-        ignore_merges=ignore_merges,
-        byte_fallback=byte_fallback,
-        unk_token=unknown,
-        fuse_unk=unknown is not None,
-    )
+    with library_errors("`tokenizer.ggml.merges` does not fit the vocabulary"):
+        return models.BPE(
+            ids,
+            merges,
+            ignore_merges=ignore_merges,
+            byte_fallback=byte_fallback,
+            unk_token=unknown,
+            fuse_unk=unknown is not None,
+        )
 
 
 def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> Tokenizer:
@@ -156,8 +164,7 @@ def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary)
     from tokenizers import normalizers
 
     scores = number_list(metadata, "tokenizer.ggml.scores", len(vocabulary.tokens))
-    unknown = read_token_id(metadata, "unknown", vocabulary, 0)
-    assert unknown is not None
+    unknown = read_token_id(metadata, "unknown", vocabulary) or 0
     backend = tokenizers.Tokenizer(
         _make_bpe(
             vocabulary.ids,
@@ -176,8 +183,8 @@ def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary)
         vocabulary,
         PieceStyle.SPACE_MARKS,
         add_bos=True,
-        bos=min(1, len(vocabulary.tokens) - 1),
-        eos=min(2, len(vocabulary.tokens) - 1),
+        bos=1,
+        eos=2,
         add_space_prefix=add_space_prefix,
     )
     return _finish(backend, metadata, vocabulary, facts)
@@ -188,7 +195,7 @@ def _merges_from_scores(vocabulary: Vocabulary, scores: Sequence[float]) -> list
 
     SentencePiece joins the adjacent pair whose result has the best score. Of the pairs that make one piece only one can
     ever be adjacent: as long as no merge crosses the ends of a stretch of text, its merges go as if it stood alone. So
-    the order among the pairs of one piece is free. Control, unknown and byte tokens are no pieces: text never makes them.
+    the order among the pairs of one piece is free. Control, unknown and byte tokens are no pieces: text makes none.
     """
     no_pieces = (CONTROL, UNKNOWN, BYTE)
     piece_ids = [token_id for token_id, kind in enumerate(vocabulary.types) if kind not in no_pieces]
@@ -226,10 +233,10 @@ def _build_wordpiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> 
     unknown = read_token_id(metadata, "unknown", vocabulary)
     if unknown is None:
         raise TokenizerError("the file has no `tokenizer.ggml.unknown_token_id`, which WordPiece needs")
-    # Matching a word takes time quadratic in its length: the limit is BERT's, and a defence.
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(ids, unk_token=spelled[unknown], max_input_chars_per_word=_MAX_WORD_CHARACTERS)
-    )
+    with library_errors("`tokenizer.ggml.tokens` is no WordPiece vocabulary"):
+        backend = tokenizers.Tokenizer(
+            models.WordPiece(ids, unk_token=spelled[unknown], max_input_chars_per_word=_MAX_WORD_CHARACTERS)
+        )
     lowercase = read_flag(metadata, "normalizer.lowercase", True)
     backend.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=read_flag(metadata, "normalizer.strip_accents", lowercase)

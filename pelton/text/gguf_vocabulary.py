@@ -85,7 +85,7 @@ def number_list(metadata: Mapping[str, object], key: str, count: int, *, default
     numbers = list(values)
     if len(numbers) != count:
         raise TokenizerError(f"`{key}` has `{len(numbers)}` entries for a vocabulary of `{count}` tokens")
-    if not set(map(type, numbers)) <= {int, float} or any(map(math.isnan, numbers)):
+    if not set(map(type, numbers)) <= {int, float} or not all(map(math.isfinite, numbers)):
         raise TokenizerError(f"`{key}` is not an array of numbers")
     return numbers
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pelton.errors import TokenizerError, UnsupportedModelError
-from pelton.text.tokenizer import PieceStyle, Tokenizer, TokenizerFacts
+from pelton.text.tokenizer import PieceStyle, Tokenizer, TokenizerFacts, library_errors
 
 if TYPE_CHECKING:
     import tokenizers
@@ -38,14 +38,13 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
             "make one with transformers: `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",
         )
     source = read_text(path)
-    try:
+    with library_errors(f"`{path}` is not a tokenizer"):
         backend = tokenizers.Tokenizer.from_str(source)
-    except Exception as error:  # the library raises nothing narrower for a fault of the file
-        raise TokenizerError(f"`{path}` is not a tokenizer: {error}") from error
-    backend.no_padding()
-    backend.no_truncation()
+        backend.no_padding()
+        backend.no_truncation()
+        around = backend.encode("", add_special_tokens=True).ids  # what every text gets
     settings = {name: read_json(directory / name) for name in _SETTINGS_FILES if (directory / name).is_file()}
-    return Tokenizer(backend, _read_facts(backend, json.loads(source), settings))
+    return Tokenizer(backend, _read_facts(backend, json.loads(source), settings, around))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -72,14 +71,16 @@ def read_text(path: Path) -> str:
 
 
 def _read_facts(
-    backend: tokenizers.Tokenizer, source: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]
+    backend: tokenizers.Tokenizer,
+    source: Mapping[str, Any],
+    settings: Mapping[str, Mapping[str, Any]],
+    around: Sequence[int],
 ) -> TokenizerFacts:
     style, add_space_prefix = _piece_style(source)
     ids = {role: _role_id(backend, settings, role) for role in ("bos", "eos", "pad")}
     ends = {ids["eos"]}
     for name in ("generation_config.json", "config.json"):
         ends.update(_end_ids(settings.get(name, {}).get("eos_token_id"), name))
-    around = backend.encode("", add_special_tokens=True).ids
     return TokenizerFacts(
         style=style,
         bos_token_id=ids["bos"],

@@ -8,14 +8,15 @@ the caller says that the text is a template's, and are left out of decoded text 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pelton.errors import ContextLengthError, RequestError, TokenizerError
+from pelton.errors import ContextLengthError, PeltonError, RequestError, TokenizerError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -122,23 +123,21 @@ class Tokenizer:
         max_bytes:     refuse longer text (UTF-8 bytes) with ContextLengthError before any work is done.
         Raises RequestError for text that is not valid Unicode (a lone surrogate).
         """
-        # UTF-8 has one to four bytes per character: most texts need no count.
-        if max_bytes is not None and len(text) * 4 > max_bytes:
-            num_bytes = len(text.encode("utf-8", "surrogatepass"))
-            if num_bytes > max_bytes:
-                raise ContextLengthError(
-                    f"the text has `{num_bytes}` bytes, more than the `{max_bytes}` that could fit",
-                    "shorten the prompt or raise the context length",
-                )
-        backend = self._backend if parse_special else self._plain_backend
         try:
-            if self.facts.lost_bytes and not self._loss_told:
-                self._tell_of_loss(text.encode())
-            return list(backend.encode(text, add_special_tokens=add_special).ids)
+            data = text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"the text is not valid Unicode: character `{error.start}` is the lone surrogate `{text[error.start]!a}`"
+                f"the text is not Unicode: character `{error.start}` is the lone surrogate `{text[error.start]!a}`"
             ) from error
+        if max_bytes is not None and len(data) > max_bytes:
+            raise ContextLengthError(
+                f"the text has `{len(data)}` bytes, more than the `{max_bytes}` that could fit",
+                "shorten the prompt or raise the context length",
+            )
+        if self.facts.lost_bytes and not self._loss_told:
+            self._tell_of_loss(data)
+        backend = self._backend if parse_special else self._plain_backend
+        return list(backend.encode(text, add_special_tokens=add_special).ids)
 
     def _tell_of_loss(self, data: bytes) -> None:
         kept = data.translate(None, self.facts.lost_bytes)
@@ -220,6 +219,20 @@ class Tokenizer:
                 f"the tokenizer has `{self.vocab_size}` tokens, but the model embeds only `{num_embeddings}`",
                 "the tokenizer files belong to another model",
             )
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Turn whatever the library throws over a file's content into a TokenizerError that starts with `what`.
+
+    It raises bare Exception for most faults, and a panic, which is no Exception, for what it did not foresee.
+    """
+    try:
+        yield
+    except (PeltonError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise TokenizerError(f"{what}: {error}") from error
 
 
 def byte_of_character() -> dict[str, int]:

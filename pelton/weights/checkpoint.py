@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class TensorInfo:
     """One stored tensor.
 
     shape:  logical, slowest dimension first: [out, in] for matrices, [n] for vectors.
-    format: a name of pelton.quant.scheme.SCHEMES: "f32", "f16", "bf16", "q4_1", ...
+    format: "f32", "bf16", "q4_1", ...: a name of pelton.quant.gguf_types, or a dtype of safetensors in lower case.
     offset: of its first byte from the start of `file`.
     """
 
@@ -109,12 +109,7 @@ class Checkpoint(ABC):
     def read_vector(self, name: str) -> Sequence[float]:
         """A small tensor's values in the file's order. Raises UnsupportedModelError if it is stored in blocks."""
         tensor = self.tensors[name]
-        reader = VECTOR_READERS.get(tensor.format)
-        if reader is None:
-            raise UnsupportedModelError(
-                f"tensor `{name}` of `{tensor.file}` is stored as `{tensor.format}`; vectors are read from "
-                f"{', '.join(f'`{format}`' for format in VECTOR_READERS)}"
-            )
+        reader = vector_reader(tensor)
         with self.open(tensor.file) as fd:
             try:
                 return reader(_read(fd, tensor.offset, tensor.nbytes))
@@ -125,6 +120,17 @@ class Checkpoint(ABC):
     def nbytes(self) -> int:
         """Bytes of all tensors as stored."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def vector_reader(tensor: TensorInfo) -> Callable[[bytes], Sequence[float]]:
+    """How a vector's bytes become floats. Raises UnsupportedModelError if it is stored in blocks."""
+    reader = VECTOR_READERS.get(tensor.format)
+    if reader is None:
+        raise UnsupportedModelError(
+            f"tensor `{tensor.name}` of `{tensor.file}` is stored as `{tensor.format}`; vectors are read from "
+            f"{', '.join(f'`{format}`' for format in VECTOR_READERS)}"
+        )
+    return reader
 
 
 def _read(fd: int, offset: int, nbytes: int) -> bytes:

@@ -216,8 +216,8 @@ class _HubErrors:
                 f"the hub has no `{self.repo}` at this revision: {_first_line(error)}",
                 hint="check the name; a private repository needs `hf auth login`",
             ) from error
-        # The library's own errors are OSErrors; those of its HTTP library are not.
-        if isinstance(error, OSError) or type(error).__module__.startswith("httpx"):
+        # Its own error derives from OSError and from that of the HTTP library, which depends on its version.
+        if isinstance(error, (OSError, *errors.HfHubHTTPError.__bases__)):
             raise DownloadError(
                 f"`{self.repo}` can't be fetched: {_first_line(error)}",
                 hint="check the network, then try again: it resumes",

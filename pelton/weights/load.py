@@ -11,12 +11,12 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol
+from typing import Protocol
 
 from pelton import _native
 from pelton.errors import CheckpointError, UnsupportedModelError
 from pelton.quant.detect import OTHER_FORMATS, scheme_of
-from pelton.weights.checkpoint import Checkpoint, TensorInfo, unreadable
+from pelton.weights.checkpoint import Checkpoint, TensorInfo, unreadable, vector_reader
 
 NAMES_SHOWN = 5  # of a list of names in an error
 
@@ -73,7 +73,7 @@ class PackRequest:
     """
 
     parameter: str
-    layout: Literal["panels", "vector"]
+    layout: str
     destination: _native.Buffer
     offset: int
 
@@ -146,15 +146,18 @@ def _source(checkpoint: Checkpoint, binding: Binding, tensor: TensorInfo, shape:
     if order is not None:
         assert sorted(order) == list(range(shape[0])), f"row_order of `{binding.parameter}` is not a permutation"
     assert not binding.add_one or len(shape) == 1, f"add_one of `{binding.parameter}` is for vectors only"
-    if len(shape) == 2:
+    if len(shape) == 1:
+        vector_reader(tensor)
+    else:
         _check_packable(checkpoint, tensor)
     return Source(binding.parameter, tensor, order, binding.add_one)
 
 
 def _check_packable(checkpoint: Checkpoint, tensor: TensorInfo) -> None:
     scheme_of(tensor.format, tensor.name)
+    n, k = tensor.shape
     try:
-        _native.packed_bytes(tensor.format, *tensor.shape)
+        _native.packed_bytes(tensor.format, n, k)
     except ValueError as error:
         raise UnsupportedModelError(
             f"tensor `{tensor.name}` of `{checkpoint.path}` is stored as `{tensor.format}`: {error}",
@@ -198,6 +201,7 @@ def _fill(source: Source, request: PackRequest, checkpoint: Checkpoint, fd: int,
             team, tensor.format, fd, tensor.offset, n, k, request.destination, request.offset, source.row_order
         )
         return
+    assert request.layout == "vector", f"`{request.parameter}` is wanted as `{request.layout}`"
     values = checkpoint.read_vector(tensor.name)
     if source.row_order is not None:
         values = [values[row] for row in source.row_order]

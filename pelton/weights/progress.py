@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 REFRESH_S = 0.2
+WATCHER = "download progress"  # the thread's name
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def shown(label: str, directory: Path, total_bytes: int | None) -> Iterator[None
             while not done.wait(REFRESH_S):
                 progress.update(task, completed=_size(directory) if total_bytes is not None else None)
 
-        watcher = threading.Thread(target=watch, daemon=True)
+        watcher = threading.Thread(target=watch, name=WATCHER, daemon=True)
         watcher.start()
         try:
             yield

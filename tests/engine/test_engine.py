@@ -10,8 +10,7 @@ from pelton.engine.engine import Engine
 from pelton.engine.request import Progress
 from pelton.errors import ContextLengthError, RequestError
 from pelton.sampling_params import SamplingParams
-from tests.engine.conftest import MakeEngine
-from tests.fake_runner import EOS, VOCAB_SIZE, draw, logprobs_of
+from tests.fake_runner import EOS, VOCAB_SIZE, draw, engine_of, logprobs_of, runner_of
 
 
 def run(engine: Engine) -> dict[tuple[str, int], list[Progress]]:
@@ -41,10 +40,10 @@ def expected(prompt: list[int], sampling: SamplingParams, choice: int = 0) -> li
     return known[len(prompt) :]
 
 
-def test_output_is_the_same_alone_and_among_others_and_preempted(make_engine: MakeEngine) -> None:
+def test_output_is_the_same_alone_and_among_others_and_preempted() -> None:
     prompts = [[3 + index] * (5 + 11 * index) for index in range(8)]
     sampling = SamplingParams(max_tokens=60, seed=7)
-    engine = make_engine(num_slabs=7)
+    engine = engine_of(num_slabs=7)
     for index, prompt in enumerate(prompts):
         engine.add(str(index), prompt, sampling)
     parts = run(engine)
@@ -54,16 +53,16 @@ def test_output_is_the_same_alone_and_among_others_and_preempted(make_engine: Ma
 
 
 @pytest.mark.parametrize("budget", [8, 9, 31, 256])
-def test_output_does_not_depend_on_how_the_prompt_is_cut(make_engine: MakeEngine, budget: int) -> None:
+def test_output_does_not_depend_on_how_the_prompt_is_cut(budget: int) -> None:
     groups = [CacheGroupSpec("full", 128), CacheGroupSpec("window", 192, window=20)]
-    engine = make_engine(groups=groups, max_num_batched_tokens=budget)
+    engine = engine_of(groups=groups, max_num_batched_tokens=budget)
     sampling = SamplingParams(max_tokens=40, seed=3, ignore_eos=True)
     engine.add("a", list(range(2, 40)) * 3, sampling)
     assert tokens(run(engine)["a", 0]) == expected(list(range(2, 40)) * 3, sampling)
 
 
-def test_choices_are_drawn_apart(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_choices_are_drawn_apart() -> None:
+    engine = engine_of()
     sampling = SamplingParams(n=3, max_tokens=10, seed=5, ignore_eos=True)
     engine.add("a", [4, 5, 6], sampling)
     parts = run(engine)
@@ -72,41 +71,41 @@ def test_choices_are_drawn_apart(make_engine: MakeEngine) -> None:
     assert answers[0] != answers[1]
 
 
-def test_end_of_sequence_stops(make_engine: MakeEngine) -> None:
+def test_end_of_sequence_stops() -> None:
     sampling = SamplingParams(max_tokens=200, seed=1)
-    engine = make_engine()
+    engine = engine_of()
     engine.add("a", [9], sampling)
     parts = run(engine)["a", 0]
     assert parts[-1].token_ids == [EOS]
     assert (parts[-1].finish_reason, parts[-1].stop_reason) == ("stop", None)
 
 
-def test_ignored_end_of_sequence_goes_on(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_ignored_end_of_sequence_goes_on() -> None:
+    engine = engine_of()
     engine.add("a", [9], SamplingParams(max_tokens=200, seed=1, ignore_eos=True))
     parts = run(engine)["a", 0]
     assert EOS in tokens(parts)[:-1]
     assert parts[-1].finish_reason == "length"
 
 
-def test_a_stop_token_stops_and_is_named(make_engine: MakeEngine) -> None:
+def test_a_stop_token_stops_and_is_named() -> None:
     sampling = SamplingParams(max_tokens=100, seed=1, ignore_eos=True)
     third = expected([9], sampling)[2]
-    engine = make_engine()
+    engine = engine_of()
     engine.add("a", [9], SamplingParams(max_tokens=100, seed=1, ignore_eos=True, stop_token_ids=(third,)))
     parts = run(engine)["a", 0]
     assert tokens(parts) == expected([9], sampling)[:3]
     assert (parts[-1].finish_reason, parts[-1].stop_reason) == ("stop", third)
 
 
-def test_no_end_before_min_tokens(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_no_end_before_min_tokens() -> None:
+    engine = engine_of()
     engine.add("a", [9], SamplingParams(max_tokens=90, min_tokens=80, seed=1, stop_token_ids=tuple(range(2, 50))))
     assert len(tokens(run(engine)["a", 0])) == 80
 
 
-def test_max_tokens_ends_with_length(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_max_tokens_ends_with_length() -> None:
+    engine = engine_of()
     engine.add("a", [9], SamplingParams(max_tokens=3, ignore_eos=True))
     parts = run(engine)["a", 0]
     assert len(tokens(parts)) == 3
@@ -114,16 +113,16 @@ def test_max_tokens_ends_with_length(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [None, 1000])
-def test_the_end_of_the_context_ends_with_length(make_engine: MakeEngine, max_tokens: int | None) -> None:
-    engine = make_engine(max_model_len=48)
+def test_the_end_of_the_context_ends_with_length(max_tokens: int | None) -> None:
+    engine = engine_of(max_model_len=48)
     engine.add("a", [9] * 40, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     parts = run(engine)["a", 0]
     assert len(tokens(parts)) == 8
     assert parts[-1].finish_reason == "length"
 
 
-def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(make_engine: MakeEngine) -> None:
-    engine = make_engine(max_model_len=48)
+def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers() -> None:
+    engine = engine_of(max_model_len=48)
     with pytest.raises(ContextLengthError, match="`48` tokens; the context holds `48`"):
         engine.add("a", [9] * 48, SamplingParams())
     assert not engine.has_work
@@ -141,24 +140,22 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(make_engin
         ([1] * 60, SamplingParams(max_tokens=100), "need `1536` bytes of KV cache; the pool has `1024`"),
     ],
 )
-def test_what_can_never_be_served_is_refused_at_once(
-    make_engine: MakeEngine, prompt: list[int], sampling: SamplingParams, message: str
-) -> None:
-    engine = make_engine(num_slabs=2)
+def test_what_can_never_be_served_is_refused_at_once(prompt: list[int], sampling: SamplingParams, message: str) -> None:
+    engine = engine_of(num_slabs=2)
     with pytest.raises(RequestError, match=message):
         engine.add("a", prompt, sampling)
     assert not engine.has_work
 
 
-def test_a_request_id_is_not_used_twice(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_a_request_id_is_not_used_twice() -> None:
+    engine = engine_of()
     engine.add("a", [1], SamplingParams())
     with pytest.raises(RequestError, match="already"):
         engine.add("a", [1], SamplingParams())
 
 
-def test_an_aborted_request_frees_its_blocks_before_the_next_step(make_engine: MakeEngine) -> None:
-    engine = make_engine(max_num_seqs=1)
+def test_an_aborted_request_frees_its_blocks_before_the_next_step() -> None:
+    engine = engine_of(max_num_seqs=1)
     engine.add("a", [7] * 20, SamplingParams(max_tokens=100))
     engine.add("b", [7] * 20, SamplingParams(max_tokens=2, ignore_eos=True))
     engine.step()
@@ -167,8 +164,8 @@ def test_an_aborted_request_frees_its_blocks_before_the_next_step(make_engine: M
     assert list(run(engine)) == [("b", 0)]
 
 
-def test_a_waiting_request_can_be_aborted(make_engine: MakeEngine) -> None:
-    engine = make_engine(max_num_seqs=1)
+def test_a_waiting_request_can_be_aborted() -> None:
+    engine = engine_of(max_num_seqs=1)
     for name in "ab":
         engine.add(name, [7], SamplingParams(max_tokens=3, ignore_eos=True))
     engine.step()
@@ -177,19 +174,19 @@ def test_a_waiting_request_can_be_aborted(make_engine: MakeEngine) -> None:
     assert list(run(engine)) == [("a", 0)]
 
 
-def test_one_choice_can_be_aborted(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_one_choice_can_be_aborted() -> None:
+    engine = engine_of()
     engine.add("a", [7], SamplingParams(n=2, max_tokens=5, ignore_eos=True))
     engine.step()
     assert engine.abort("a", choice=0)
     assert list(run(engine)) == [("a", 1)]
 
 
-def test_a_failing_slot_ends_alone(make_engine: MakeEngine) -> None:
+def test_a_failing_slot_ends_alone() -> None:
     sampling = SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
     answers = {name: expected([ord(name) % 40], sampling) for name in "abc"}
     failing = next(token for token in answers["b"] if token not in answers["a"] + answers["c"])
-    engine = make_engine(fail_on=failing)
+    engine = engine_of(fail_on=failing)
     for name in answers:
         engine.add(name, [ord(name) % 40], sampling)
     parts = run(engine)
@@ -199,16 +196,37 @@ def test_a_failing_slot_ends_alone(make_engine: MakeEngine) -> None:
     assert tokens(parts["c", 0]) == answers["c"]
 
 
-def test_logprobs_come_with_their_tokens(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+@pytest.mark.parametrize("interrupt_at", [1, 2, 3, 7])
+def test_an_interrupted_step_loses_nothing(interrupt_at: int) -> None:
+    sampling = SamplingParams(max_tokens=10, seed=3, ignore_eos=True, prompt_logprobs=0)
+    engine = engine_of(max_num_batched_tokens=16)
+    runner_of(engine).interrupt_at = interrupt_at
+    prompts = {"a": [5] * 30, "b": [6] * 3, "c": [7]}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, sampling)
+    parts = [part for _ in range(interrupt_at - 1) for part in engine.step()]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.abort("c")
+    while engine.has_work:
+        parts += engine.step()
+        engine.cache.check_integrity()
+    for name in "ab":
+        mine = [part for part in parts if part.request_id == name]
+        assert tokens(mine) == expected(prompts[name], sampling)
+        assert sum(len(part.prompt_logprobs or []) for part in mine) == len(prompts[name]) - 1
+
+
+def test_logprobs_come_with_their_tokens() -> None:
+    engine = engine_of()
     engine.add("a", [7], SamplingParams(max_tokens=3, logprobs=1, ignore_eos=True))
     for part in run(engine)["a", 0]:
         assert part.logprobs == [logprobs_of(token) for token in part.token_ids]
 
 
 @pytest.mark.parametrize("num_slabs", [64, 3])
-def test_every_prompt_logprob_comes_once_and_in_order(make_engine: MakeEngine, num_slabs: int) -> None:
-    engine = make_engine(num_slabs=num_slabs, max_num_batched_tokens=10)
+def test_every_prompt_logprob_comes_once_and_in_order(num_slabs: int) -> None:
+    engine = engine_of(num_slabs=num_slabs, max_num_batched_tokens=10)
     prompt = [(7 * index) % VOCAB_SIZE for index in range(90)]
     sampling = SamplingParams(max_tokens=40, prompt_logprobs=0, ignore_eos=True)
     engine.add("other", [4] * 10, SamplingParams(max_tokens=100, ignore_eos=True))
@@ -217,21 +235,21 @@ def test_every_prompt_logprob_comes_once_and_in_order(make_engine: MakeEngine, n
     assert got == [logprobs_of(token) for token in prompt[1:]]
 
 
-def test_a_prompt_of_one_token_has_no_logprobs(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_a_prompt_of_one_token_has_no_logprobs() -> None:
+    engine = engine_of()
     engine.add("a", [7], SamplingParams(max_tokens=1, prompt_logprobs=0))
     assert run(engine)["a", 0][0].prompt_logprobs is None
 
 
-def test_a_request_without_a_seed_gets_one(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_a_request_without_a_seed_gets_one() -> None:
+    engine = engine_of()
     for name in "ab":
         engine.add(name, [7], SamplingParams(max_tokens=20, ignore_eos=True))
     parts = run(engine)
     assert tokens(parts["a", 0]) != tokens(parts["b", 0])
 
 
-def test_closing_closes_the_runner(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+def test_closing_closes_the_runner() -> None:
+    engine = engine_of()
     engine.close()
-    assert engine.runner.is_closed  # type: ignore[attr-defined]
+    assert runner_of(engine).is_closed

@@ -20,8 +20,7 @@ from pelton.cache.groups import CacheGroupSpec
 from pelton.engine.batch import NewRequest
 from pelton.errors import RequestError
 from pelton.sampling_params import SamplingParams
-from tests.engine.conftest import engine_of
-from tests.fake_runner import EOS, draw
+from tests.fake_runner import EOS, draw, engine_of, runner_of
 
 GROUPS = [
     [CacheGroupSpec("full", 128)],
@@ -106,9 +105,9 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             had_work = self.engine.has_work
-            num_steps = len(self.engine.runner.steps)  # type: ignore[attr-defined]
+            num_steps = len(runner_of(self.engine).steps)
             self._step()
-            assert (len(self.engine.runner.steps) > num_steps) == had_work  # type: ignore[attr-defined]
+            assert (len(runner_of(self.engine).steps) > num_steps) == had_work
 
     def _step(self) -> None:
         for part in self.engine.step():
@@ -124,7 +123,7 @@ class EngineMachine(RuleBasedStateMachine):
         live = {(request.request_id, request.choice) for request in scheduler.running + scheduler.waiting}
         assert live == set(self.expected)
         assert len(scheduler.running) <= self.engine.limits.max_num_seqs
-        for batch in self.engine.runner.steps[-1:]:  # type: ignore[attr-defined]
+        for batch in runner_of(self.engine).steps[-1:]:
             assert sum(work.num_tokens for work in batch.work) <= self.engine.limits.max_num_batched_tokens
 
     def teardown(self) -> None:

@@ -125,9 +125,9 @@ enum class Outcome { kAccepted, kRefused, kBroken };
 // file_bytes: what the file system says, which may be more than can be read.
 Outcome parse(const Bytes& bytes, uint64_t file_bytes) {
   const auto read = [&bytes](uint64_t offset, uint8_t* destination, size_t size) {
-    const size_t available = offset < bytes.size() ? std::min(size, bytes.size() - static_cast<size_t>(offset)) : 0;
-    if (available != 0) std::memcpy(destination, bytes.data() + offset, available);
-    return available;
+    if (offset > bytes.size() || size > bytes.size() - offset) return false;
+    std::memcpy(destination, bytes.data() + offset, size);
+    return true;
   };
   largest_allocation = 0;
   Outcome outcome;

@@ -21,7 +21,7 @@ from tests.graph.tiny_model import VOCABULARY
 from tests.runner.tiny_program import MAX_CONTEXT, MAX_TOKENS, open_tiny_program, tiny_program
 
 SLAB_BYTES = 4096  # two blocks: 32 tokens
-ROOMY, TIGHT = 64, 10  # slabs
+ROOMY, TIGHT = 64, 6  # slabs
 
 
 @contextmanager

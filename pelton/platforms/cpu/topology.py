@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from pelton.platforms.cpu.control_groups import group_folders, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ def _core_of(root: Path, cpu: int) -> str:
     """A name that all hardware threads of one core share: the list of them."""
     folder = root / "sys/devices/system/cpu" / f"cpu{cpu}" / "topology"
     for name in ("core_cpus_list", "thread_siblings_list"):  # the second is the old name
-        siblings = _read(folder / name)
+        siblings = read_text(folder / name)
         if siblings:
             return siblings
     return f"cpu {cpu}"  # unknown topology: a core of its own
@@ -65,26 +67,14 @@ def _core_of(root: Path, cpu: int) -> str:
 def _quota(root: Path) -> float | None:
     """The smallest quota of this process's control groups and their ancestors, version 1 and 2."""
     quotas = []
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if hierarchy == "0" and controllers == "":
-            for folder in _ancestors(root / "sys/fs/cgroup", path):
-                quotas.append(_quota_of(_read(folder / "cpu.max")))
-        elif "cpu" in controllers.split(","):
-            for folder in _ancestors(root / "sys/fs/cgroup" / controllers, path):
-                limit, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-                quotas.append(_quota_of(f"{limit} {period}") if limit and period else None)
+    for version, folder in group_folders(root, "cpu"):
+        if version == 2:
+            quotas.append(_quota_of(read_text(folder / "cpu.max")))
+        else:
+            limit, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
+            quotas.append(_quota_of(f"{limit} {period}") if limit and period else None)
     known = [quota for quota in quotas if quota is not None]
     return min(known) if known else None
-
-
-def _ancestors(mount: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above it. Inside a container the path may be one that only the host sees; then
-    what is left is the mount itself, which is the container's group."""
-    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-    for length in range(len(parts), -1, -1):
-        yield mount.joinpath(*parts[:length])
 
 
 def _quota_of(limit_and_period: str | None) -> float | None:
@@ -98,11 +88,4 @@ def _quota_of(limit_and_period: str | None) -> float | None:
         return int(limit) / int(period)
     except (ValueError, ZeroDivisionError):
         logger.warning("control group quota `%s` is not understood and is ignored", limit_and_period)
-        return None
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
         return None
