@@ -65,7 +65,7 @@ def requests() -> dict[str, tuple[list[int], SamplingParams]]:
     return {
         f"request {index}": (
             [int(token_id) for token_id in rng.integers(VOCABULARY, size=size)],
-            SamplingParams(**kinds[index % 5], seed=index, max_tokens=20, logprobs=3, prompt_logprobs=1),  # type: ignore[arg-type]
+            SamplingParams(**kinds[index % 5], seed=index, max_tokens=36, logprobs=3, prompt_logprobs=1),  # type: ignore[arg-type]
         )
         for index, size in enumerate([3, 60, 17, 90, 33, 1, 70])
     }
