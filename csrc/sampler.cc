@@ -248,7 +248,7 @@ void Sampler::select(const Row& row, const Sampling& sampling, float scale) {
   }
   // top_p alone is a part of the whole row's mass: look among the likeliest first, then further down.
   const int64_t target = share_of(sampling.top_p, measure_blocks(row, scale));
-  for (const double log_share : {-8.0, -16.0, -std::numeric_limits<double>::infinity()}) {
+  for (const double log_share : {-6.0, -9.0, -12.0, -std::numeric_limits<double>::infinity()}) {
     gather(row, cut_at(log_share));
     if (weigh(row, scale) >= target) break;
   }

@@ -47,7 +47,9 @@ def capture(program: ReadableProgram, token_ids: Sequence[int], names: Sequence[
     kept in a packed form.
     """
     for name in names:
-        _check_kept(program.program, name)
+        value = program.program.value(name)
+        if value.dtype != "float32":
+            raise UsageError(f"`{name}` is `{value.dtype}`; only float32 values can be read")
     rows: dict[str, list[list[float]]] = {name: [] for name in names}
     for _, num_rows in _run(program, token_ids):
         for name in names:
@@ -84,16 +86,6 @@ def _check(compiled: Program, token_ids: Sequence[int]) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise UsageError(f"token `{token_id}` is outside the vocabulary of `{vocab_size}`")
-
-
-def _check_kept(compiled: Program, name: str) -> None:
-    """Others may have a place as well, but share it with what is computed later."""
-    kept = {*compiled.settings.capture, *(value.name for value in compiled.graph.outputs.values())}
-    if name not in kept:
-        raise UsageError(f"`{name}` is not kept by this program", "capture it when the program is compiled")
-    value = compiled.value(name)
-    if value.dtype != "float32":
-        raise UsageError(f"`{name}` is `{value.dtype}`; only float32 values can be read")
 
 
 def _tables(compiled: Program, num_tokens: int) -> tuple[list[list[int]], int]:

@@ -34,7 +34,7 @@ def test_captured_values_have_a_row_per_token() -> None:
 
 def test_what_was_not_kept_cannot_be_captured() -> None:
     with tiny_program() as program:
-        with pytest.raises(UsageError, match=f"`{LAST}` is not kept by this program"):
+        with pytest.raises(UsageError, match=f"`{LAST}` is not a value of this program"):
             capture(program, IDS, [LAST])
         with pytest.raises(UsageError, match="token `50` is outside the vocabulary of `50`"):
             capture(program, [50], [])
