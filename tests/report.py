@@ -1,4 +1,4 @@
-"""The report of a full run: what was run, on which commit and machine, how it ended. Written by `scripts/test --all`."""
+"""The report of a full run: what ran, on which commit and machine, how it ended. Written by `scripts/test --all`."""
 
 from __future__ import annotations
 
