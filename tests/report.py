@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from bench.machine import ROOT, machine_facts
+
 REPORT = ROOT / "bench" / "results" / "test-all.json"
 
 
@@ -52,19 +49,3 @@ class FullRunReport:
         }
         REPORT.parent.mkdir(parents=True, exist_ok=True)
         REPORT.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def machine_facts() -> dict[str, Any]:
-    """Commit, processor, system: what a result is worth nothing without."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return {
-        "commit": commit.stdout.strip(),
-        "cpu": names[0] if names else platform.processor(),
-        "cpus": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
