@@ -90,9 +90,14 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self._loaded.tokenizer
 
+    @property
+    def recommended_sampling(self) -> Mapping[str, Any]:
+        """Fields of SamplingParams that the model's own generation settings give, and only those."""
+        return self._loaded.sampling_defaults
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's own generation settings say, else the defaults of SamplingParams."""
-        return SamplingParams(**self._loaded.sampling_defaults)
+        return SamplingParams(**self.recommended_sampling)
 
     def generate(
         self,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pelton.cli.answering import Answer, piped_text, show
-from pelton.cli.options import add_json, add_sampling, add_settings, sampling_from, settings_from
+from pelton.cli.options import add_json, add_sampling, add_settings, sampling_given, settings_from
 from pelton.config import DEFAULT_MODEL
 from pelton.errors import PeltonError, UsageError
 from pelton.sampling_params import SamplingParams
@@ -44,11 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
     is_interactive = not prompt
     if is_interactive and (arguments.json or not sys.stdin.isatty()):
         raise UsageError("there is no prompt", 'give one: pelton chat "Why is the sky blue?"')
-    sampling = sampling_from(arguments, DEFAULTS)
+    given = sampling_given(arguments)
 
     from pelton.llm import LLM
 
     with LLM.from_settings(settings_from(arguments, model=arguments.model)) as llm:
+        sampling = SamplingParams(**{**DEFAULTS, **llm.recommended_sampling, **given})
         conversation = Conversation(llm, sampling, arguments.system)
         if is_interactive:
             return Terminal(conversation).run()
@@ -77,7 +79,8 @@ class Conversation:
     def ask(self, text: str, *, quietly: bool = False) -> Answer:
         messages = [*self.messages, {"role": "user", "content": text}]
         answer = show(self.llm.stream_chat(messages, self.sampling), quietly=quietly)
-        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        if answer.completion_tokens:
+            self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         return answer
 
     def take_back(self) -> str | None:
@@ -94,6 +97,7 @@ class Terminal:
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
+        self._has_left = False
         self.commands: dict[str, tuple[Callable[[str], bool], str]] = {
             "/help": (self._help, "list these commands"),
             "/clear": (self._clear, "forget the conversation"),
@@ -108,7 +112,7 @@ class Terminal:
         print(f"{self.conversation.llm.model_name}. /help lists commands; Ctrl-C stops an answer, twice leaves.")
         with _History():
             is_leaving = False
-            while True:
+            while not self._has_left:
                 try:
                     line = input("> ").strip()
                 except EOFError:
@@ -121,8 +125,7 @@ class Terminal:
                     print("\n(Ctrl-C again leaves)")
                     continue
                 is_leaving = self._turn(line)
-                if line == "/bye":
-                    return 0
+        return 0
 
     def _turn(self, line: str) -> bool:
         """One line. True if its answer was stopped by Ctrl-C."""
@@ -180,6 +183,7 @@ class Terminal:
         return False
 
     def _bye(self, rest: str) -> bool:
+        self._has_left = True
         return False
 
 
@@ -227,7 +231,7 @@ class _History:
         except ImportError:  # a Python without line editing still converses
             return
         readline.set_history_length(HISTORY_LINES)
-        if self._path.is_file():
+        with suppress(OSError):  # another library's file, or unreadable
             readline.read_history_file(self._path)
 
     def __exit__(self, *exception: object) -> None:

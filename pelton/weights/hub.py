@@ -14,11 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from pelton.errors import DownloadError, ModelNotFoundError
+from pelton.sizes import format_bytes
 from pelton.weights import progress
 from pelton.weights.checkpoint import SIDECAR_NAMES
 from pelton.weights.gguf import SHARD_NAME
 from pelton.weights.reference import HubReference
-from pelton.weights.store import Fetched, StoredFile, format_bytes, is_plain_name, require_room, sha256_of
+from pelton.weights.store import Fetched, StoredFile, is_plain_name, require_room, sha256_of
 
 INDEX_NAME = "model.safetensors.index.json"
 TIMEOUT_S = 30.0
