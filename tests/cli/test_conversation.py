@@ -122,6 +122,26 @@ def test_ctrl_c_stops_an_answer_and_twice_leaves(session: Session) -> None:
     assert session.process.wait(TIMEOUT_S) == 130
 
 
+@pytest.mark.model
+def test_ctrl_c_within_an_answer_keeps_the_conversation(smollm2_path: Path, tmp_path: Path) -> None:
+    session = Session(smollm2_path, tmp_path, "--max-tokens", "4000")
+    try:
+        session.read_until(r"\n> $")
+        session.type("Write a long story about a fox.")
+        session.read_until(r"fox\.\r\n[^(]{20}")
+        session.interrupt()
+        session.read_until(r"\(stopped; .*\n> $")
+        assert re.search(r"\r\n[1-9]\d* of 8192 tokens", session.ask("/tokens"))
+        session.type("/retry")
+        session.read_until(r"/retry\r\n[^(]{20}")
+        session.interrupt()
+        session.read_until(r"\(stopped; .*\n> $")
+        session.interrupt()
+        assert session.process.wait(TIMEOUT_S) == 130
+    finally:
+        session.close()
+
+
 def _answer(shown: str) -> str:
     """Without the echoed line before and the statistics after."""
     return shown.partition("\r\n")[2].partition("(cut")[0]
