@@ -13,7 +13,8 @@ import pytest
 from huggingface_hub import errors
 
 from pelton.errors import DownloadError, ModelNotFoundError, PeltonError
-from pelton.weights.hub import HubReference, HuggingFaceClient, RemoteFile, fetch_repository
+from pelton.weights.hub import HuggingFaceClient, RemoteFile, fetch_repository
+from pelton.weights.reference import HubReference
 from tests.weights.fake_hub import COMMIT, QUANTS, FakeClient
 
 # The base of the errors of the HTTP library that this version of the client uses.
