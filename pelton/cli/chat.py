@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pelton.cli.answering import Answer, piped_text, show
-from pelton.cli.options import add_json, add_sampling, add_settings, sampling_given, settings_from
+from pelton.cli.options import SAMPLING, add_json, add_sampling, add_settings, sampling_given, settings_from
 from pelton.config import DEFAULT_MODEL
 from pelton.errors import PeltonError, UsageError
 from pelton.sampling_params import SamplingParams
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # What an answer is sampled with where neither the user nor the model says.
 DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 4096}
+# What `/set` changes: one value each.
+SETTABLE = tuple(name for name in SAMPLING if name != "stop")
 HISTORY_LINES = 1000
 
 
@@ -102,7 +104,7 @@ class Terminal:
             "/help": (self._help, "list these commands"),
             "/clear": (self._clear, "forget the conversation"),
             "/system": (self._system, "TEXT: set the system message and start anew"),
-            "/set": (self._set, "NAME VALUE: change a sampling setting, as /set temperature 0"),
+            "/set": (self._set, "[NAME VALUE]: show or change how answers are sampled, as /set temperature 0"),
             "/retry": (self._retry, "answer the last question again"),
             "/tokens": (self._tokens, "tokens of the conversation and of the context"),
             "/bye": (self._bye, "leave"),
@@ -165,7 +167,10 @@ class Terminal:
 
     def _set(self, rest: str) -> bool:
         name, _, value = rest.partition(" ")
-        self.conversation.sampling = changed(self.conversation.sampling, name, value.strip())
+        if name:
+            self.conversation.sampling = changed(self.conversation.sampling, name, value.strip())
+        for known in [name] if name else SETTABLE:
+            print(f"  {known} {getattr(self.conversation.sampling, known)}")
         return False
 
     def _retry(self, rest: str) -> bool:
@@ -189,11 +194,8 @@ class Terminal:
 
 def changed(sampling: SamplingParams, name: str, value: str) -> SamplingParams:
     """Raises UsageError on an unknown name or a value that can't be."""
-    from pelton.cli.options import SAMPLING
-
-    if name not in SAMPLING or name == "stop":
-        names = ", ".join(known for known in SAMPLING if known != "stop")
-        raise UsageError(f"`{name}` is not a sampling setting", f"there are: {names}")
+    if name not in SETTABLE:
+        raise UsageError(f"`{name}` is not a sampling setting", f"there are: {', '.join(SETTABLE)}")
     try:
         number = SAMPLING[name][0](value)
     except ValueError as error:

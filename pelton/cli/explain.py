@@ -112,7 +112,8 @@ def _sections(document: dict[str, Any], *, tensors: bool, nodes: bool) -> list[t
         (
             "MODEL",
             [
-                f"{facts['name']} ({facts['path']})",
+                facts["name"],
+                *([] if facts["path"] == facts["name"] else [facts["path"]]),
                 f"{facts['architecture']}, {facts['layers']} layers, hidden {facts['hidden_size']}, "
                 f"vocabulary {facts['vocab_size']}, context {facts['max_position']}",
                 f"{facts['parameters'] / 1e6:.1f} M parameters in {format_bytes(facts['file_bytes'])}, matrices: "

@@ -53,7 +53,7 @@ def test_help_of_each_command_names_its_options(pelton: Pelton, name: str) -> No
     by_flag, by_word = pelton(name, "--help"), pelton("help", name)
     assert (by_flag.code, by_flag.err) == (0, "")
     assert by_flag.out == by_word.out
-    assert all(option in by_flag.out for option in SURFACE[name].split())
+    assert all(option in by_flag.out for option in SURFACE[name].split() if option.startswith("--"))
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 2), (["--help"], 0), (["-h"], 0), (["help"], 0)])
