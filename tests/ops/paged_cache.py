@@ -110,7 +110,13 @@ def prepare_node(
 
 
 def attention_nodes(
-    shape: Shape, cache: PagedCache, query: Array, out: Array, workspace: Array, blocks: Array | None = None, mode: int = 0
+    shape: Shape,
+    cache: PagedCache,
+    query: Array,
+    out: Array,
+    workspace: Array,
+    blocks: Array | None = None,
+    mode: int = 0,
 ) -> list[Node]:
     sizes = [shape.heads, shape.kv_heads, shape.head_dim]
     columns = [query.shape[1], out.shape[1], 0, cache.key_offset, cache.value_offset, shape.window]

@@ -36,7 +36,9 @@ def test_scale_rounds_once(level: str, columns: int) -> None:
 def test_gather_takes_the_rows_that_need_logits(level: str) -> None:
     x, out = drawn(ROWS, 40), zeros(4, 40)
     with team(2) as workers:
-        run(workers, level, [Node("gather_rows", [x, out], [40, 40, 40], dim=1)], [Rows(ROWS)], logit_rows=[18, 3, 3, 0])
+        run(
+            workers, level, [Node("gather_rows", [x, out], [40, 40, 40], dim=1)], [Rows(ROWS)], logit_rows=[18, 3, 3, 0]
+        )
     assert np.array_equal(bits(out), bits(x[[18, 3, 3, 0]]))
 
 
