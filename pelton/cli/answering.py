@@ -76,6 +76,11 @@ def show(outputs: Iterator[RequestOutput], *, quietly: bool = False) -> Answer:
 
 def piped_text() -> str:
     """What was piped in, or "" at a terminal."""
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None or is_terminal():
         return ""
     return sys.stdin.read()
+
+
+def is_terminal() -> bool:
+    """Whether somebody types; standard input may also be closed."""
+    return sys.stdin is not None and sys.stdin.isatty()
