@@ -62,7 +62,11 @@ def _prepare_output() -> None:
 
 def _drop_output() -> None:
     """Nothing more is told on standard output, not even at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # standard output is no file: nothing can break it
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _dispatch(arguments: list[str]) -> int:
