@@ -266,8 +266,13 @@ class LLM:
     def _start(self, text: str | None, token_ids: list[int], sampling: SamplingParams, priority: int = 0) -> Answer:
         loaded = self._loaded
         request_id = str(next(self._request_numbers))
-        loaded.engine.add(request_id, token_ids, sampling, priority=priority)
+        # Known here before the engine knows of it: a step never tells of a request that has no answer.
         answer = self._answers[request_id] = Answer(request_id, text, token_ids, sampling, loaded.tokenizer)
+        try:
+            loaded.engine.add(request_id, token_ids, sampling, priority=priority)
+        except BaseException:
+            self._end(answer)
+            raise
         return answer
 
     def _step(self) -> None:

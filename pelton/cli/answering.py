@@ -75,9 +75,14 @@ def show(outputs: Iterator[RequestOutput], *, quietly: bool = False) -> Answer:
 
 def piped_text() -> str:
     """What was piped in, or "" at a terminal. Raises UsageError if it is not text."""
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None or is_terminal():
         return ""
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"what was piped in is not UTF-8 text: byte `{error.start}` of it") from error
+
+
+def is_terminal() -> bool:
+    """Whether somebody types; standard input may also be closed."""
+    return sys.stdin is not None and sys.stdin.isatty()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pelton.cli.answering import Answer, piped_text, show
+from pelton.cli.answering import Answer, is_terminal, piped_text, show
 from pelton.cli.options import SAMPLING, add_json, add_sampling, add_settings, sampling_given, settings_from
 from pelton.config import DEFAULT_MODEL
 from pelton.errors import PeltonError, UsageError
@@ -45,7 +45,7 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     prompt = "\n\n".join(part for part in (arguments.prompt, piped_text().strip()) if part)
     is_interactive = not prompt
-    if is_interactive and (arguments.json or not sys.stdin.isatty()):
+    if is_interactive and (arguments.json or not is_terminal()):
         raise UsageError("there is no prompt", 'give one: pelton chat "Why is the sky blue?"')
     given = sampling_given(arguments)
 

@@ -31,10 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 error, 2 usage, 3 model, 4 memory, 5 network, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that can't show a character shows another one; it is no reason to lose an answer.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    _prepare_output()
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -45,12 +42,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing is left to tell, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has gone
         return 1
     except OSError as error:
-        _report(PeltonError(f"the system refused: {error}"), as_json=False)
+        # Such as a disk that filled up under our output. What is known of a file is a PeltonError by now.
+        _drop_output()
+        _report(PeltonError(str(error)), as_json=False)
         return 1
+
+
+def _prepare_output() -> None:
+    """Text that the terminal's encoding lacks is shown as `?`; a standard output that is closed takes everything."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open to the end of the process)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """Nothing more is told on standard output, not even at exit."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # standard output is no file: nothing can break it
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _dispatch(arguments: list[str]) -> int:

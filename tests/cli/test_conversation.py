@@ -29,6 +29,7 @@ class Session:
             stdout=terminal,
             stderr=terminal,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
             env={**os.environ, "PELTON_CACHE_DIR": str(cache_dir), "TERM": "dumb"},
         )
         os.close(terminal)
