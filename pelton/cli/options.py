@@ -29,7 +29,9 @@ def add_settings(parser: argparse.ArgumentParser, *sections: str) -> None:
             continue  # every command says itself how its model is given
         default = "auto" if option.default is None else option.default
         text = f"{option.help} (default: {default or 'none'})".replace("%", "%%")
-        if isinstance(option.default, bool):
+        if option.default is True:
+            group.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif isinstance(option.default, bool):
             group.add_argument(option.flag, action="store_const", const=True, help=text)
         else:
             group.add_argument(option.flag, metavar=option.kind.metavar, help=text)
