@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("pelton.cli.explain", "say what a model is and how it would run here, without loading it"),
     "models": ("pelton.cli.models", "list, pull, verify and remove models"),
     "doctor": ("pelton.cli.doctor", "check this machine: instructions, cores, memory, kernels"),
-    "bench": ("pelton.cli.bench", "measure prefill and decode of a model here"),
+    "bench": ("pelton.cli.bench", "measure a model here, or a server under load"),
     "version": ("pelton.cli.version", "print the version"),
 }
 
@@ -71,7 +71,7 @@ def _drop_output() -> None:
 
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["help"] and len(arguments) > 1:
-        arguments = [arguments[1], "--help"]
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0 if arguments else 2
