@@ -32,6 +32,8 @@ struct Node {
 
 // Computes piece `piece` of [0, pieces(node, step)). Pieces may run at once, in any order, on any thread; a result
 // never depends on how the work was cut.
+// The number of pieces follows from the node's sizes and the step's counts and contexts alone, never from memory that
+// another node writes: threads ask for it before that node has run.
 using RunFn = void (*)(const Node& node, const Step& step, int64_t piece, Scratch& scratch);
 using PiecesFn = int64_t (*)(const Node& node, const Step& step);
 
@@ -45,10 +47,10 @@ using ExportFn = const KernelEntry* (*)(int32_t* count);
 
 #define PELTON_EXPORT_NAME2(level, family) pelton_##level##_##family
 #define PELTON_EXPORT_NAME(level, family) PELTON_EXPORT_NAME2(level, family)
-#define PELTON_EXPORT_KERNELS(family, entries)                                                            \
-  extern "C" const ::pelton::KernelEntry* PELTON_EXPORT_NAME(PELTON_LEVEL, family)(int32_t * count) {    \
-    *count = static_cast<int32_t>(sizeof(entries) / sizeof((entries)[0]));                               \
-    return entries;                                                                                       \
+#define PELTON_EXPORT_KERNELS(family, entries)                                                       \
+  extern "C" const ::pelton::KernelEntry* PELTON_EXPORT_NAME(PELTON_LEVEL, family)(int32_t* count) { \
+    *count = static_cast<int32_t>(sizeof(entries) / sizeof((entries)[0]));                           \
+    return entries;                                                                                  \
   }
 
 }  // namespace pelton

@@ -32,16 +32,16 @@ struct SequenceRows {
 enum class Dim : int32_t { kTokens = 0, kRows = 1 };
 
 struct Step {
-  int64_t num_tokens;     // rows of the body: every token computed in this step
-  int64_t num_rows;       // rows of the present head tile, at most kHeadRows
+  int64_t num_tokens;  // rows of the body: every token computed in this step
+  int64_t num_rows;    // rows of the present head tile, at most kHeadRows
   int64_t num_sequences;
   const int32_t* token_ids;     // [num_tokens]
   const int32_t* positions;     // [num_tokens] absolute
   const int32_t* row_sequence;  // [num_tokens] index into sequences
   const SequenceRows* sequences;
-  const int32_t* logit_rows;    // [num_rows] body rows that the present head tile reads
+  const int32_t* logit_rows;  // [num_rows] body rows that the present head tile reads
   uint8_t* kv_pool;
-  int32_t num_threads;          // may shape how work is cut, never a result
+  int32_t num_threads;  // may shape how work is cut, never a result
 
   int64_t rows(Dim dim) const { return dim == Dim::kTokens ? num_tokens : num_rows; }
 };

@@ -30,18 +30,22 @@ class Team:
 
 def cpu_features() -> dict[str, bool]: ...
 def levels() -> list[tuple[str, bool, str]]:
-    """(name, usable, reason if not), best last: built in, the CPU and the system have it, the self-test agreed."""
+    """(name, usable, reason if not), best last: the CPU and the system have it, and its self-test agreed. Levels below
+    the best usable one are tested when a program first asks for them."""
 
 def kernels(level: str) -> list[str]: ...
 def self_test(level: str) -> list[tuple[str, str]]:
-    """Runs each kernel family of a level on small inputs against the generic level: (name, "ok" or what differs)."""
+    """Runs each kernel of a level on small inputs against the generic level: (name of the case, "ok" or what differs).
+    Raises ValueError for a level that this CPU can't run."""
 
 def read_bandwidth(team: Team, nbytes: int) -> float:
     """Measured streaming read rate in bytes per second."""
 
 # Packed weights: panels of 16 output channels (see csrc/pack.h). formats: f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0
 # q2_k q3_k q4_k q5_k q6_k.
-def packed_bytes(format: str, n: int, k: int) -> int: ...
+def packed_bytes(format: str, n: int, k: int) -> int:
+    """Raises ValueError for a format or a shape that can't be."""
+
 def pack(
     team: Team,
     format: str,
@@ -55,10 +59,22 @@ def pack(
 ) -> None:
     """Reads [n, k] in file layout at `offset` of `fd` with pread, in parallel, and packs it.
 
-    row_order: output row i is file row row_order[i]. Raises EOFError if the file ends before the tensor does."""
+    row_order: output row i is file row row_order[i]. Raises EOFError, naming how many bytes are missing, if the file
+    ends before the tensor does, and OSError."""
 
 def unpack(format: str, source: Buffer, offset: int, n: int, k: int) -> Buffer:
     """[n, k] float32 as the format defines it, exactly (for tests and references)."""
+
+def read_floats(format: str, fd: int, offset: int, count: int, destination: Buffer, destination_offset: int) -> None:
+    """Reads `count` floats stored as f32, f16 or bf16 and widens them, exactly, to float32 (norm weights, biases).
+    Raises EOFError."""
+
+def attention_workspace_bytes(
+    max_tokens: int, max_context: int, num_threads: int, heads: int, kv_heads: int, head_dim: int
+) -> int:
+    """Bytes of the workspace that `attention_plan` and the `attention` nodes with these heads and this window share.
+
+    max_tokens: rows of the largest step. max_context: tokens of the longest sequence."""
 
 class StepInput:
     """One step's rows for a direct run of a program (tests, captures). Lists are copied."""
@@ -78,18 +94,56 @@ class Program:
     nodes (dim 1) once per tile of at most 32 logit rows."""
 
     def __init__(self, team: Team, level: str) -> None: ...
-    def add(
-        self, kernel: str, dim: int, pointers: Sequence[int], sizes: Sequence[int], values: Sequence[float]
-    ) -> int: ...
+    def add(self, kernel: str, dim: int, pointers: Sequence[int], sizes: Sequence[int], values: Sequence[float]) -> int:
+        """kernel: its name at the program's level, or "level/name"."""
     def run(self, step: StepInput, first: int = 0, last: int = -1) -> None:
         """Runs nodes [first, last) (tests: the head tile holds all logit_rows, at most 32)."""
     def profile(self, step: StepInput) -> list[tuple[str, float]]:
-        """One run, seconds per node."""
+        """One run, node after node: (kernel, seconds) per node."""
+
+Logprobs = tuple[list[int], list[float], int]  # token ids, log-probabilities, rank: see engine.batch.TokenLogprobs
+Outcome = tuple[int, int | None, Logprobs | None, list[Logprobs] | None, str | None]  # see engine.batch.SlotResult
 
 class Runner:
-    """Slots, steps and sampling; see csrc/runner.h and pelton/runner/runner.py."""
+    """Slots, steps and sampling; see csrc/runner.h. Everything told is checked: ValueError says what does not fit."""
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None: ...
+    def __init__(
+        self,
+        program: Program,
+        kv_pool: Buffer | None,
+        logits: Buffer,
+        *,
+        logits_offset: int,
+        logits_stride: int,
+        cache_groups: Sequence[tuple[int, int | None]],
+        num_slots: int,
+        max_model_len: int,
+        max_num_tokens: int,
+        vocab_size: int,
+    ) -> None:
+        """logits: where the head leaves its tile of 32 rows, logits_stride floats apart, at logits_offset bytes.
+        cache_groups: (bytes of a block, window or None). The buffers can't be closed while the runner lives."""
+
+    def enter(self, request: Any) -> None:
+        """request: an engine.batch.NewRequest."""
+
+    def release(self, slot: int) -> None: ...
+    def step(self, work: list[Any]) -> list[Outcome]:
+        """work: of engine.batch.SlotWork. Outcomes come in its order."""
 
 class GgufHeader:
     """A parsed and bounds-checked GGUF header; see csrc/gguf.h and pelton/weights/gguf.py."""
+
+    def __init__(self, fd: int) -> None:
+        """Raises ValueError (malformed), NotImplementedError (a version or tensor type that isn't known), OSError."""
+    @property
+    def version(self) -> int: ...
+    @property
+    def data_offset(self) -> int:
+        """Where the tensors' data starts, and the header with its padding ends."""
+    def keys(self) -> list[str]:
+        """In the file's order. Raises UnicodeDecodeError, as do the others."""
+    def value(self, key: str) -> Any:
+        """A scalar, a list of str, or a memoryview of numbers. Raises KeyError."""
+    def tensors(self) -> list[tuple[str, tuple[int, ...], str, int, int]]:
+        """(name, shape with the slowest dimension first, format, offset in the file, bytes) in the file's order."""

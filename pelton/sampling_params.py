@@ -90,4 +90,5 @@ def _check(name: str, value: object, low: float, high: float, *, open_low: bool 
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise UsageError(f"`{name}` is `{value!r}`, which is not a number")
     if value < low or value > high or (open_low and value == low):
-        raise UsageError(f"`{name}` is `{value}`; it must be {'above' if open_low else 'at least'} {low} and at most {high}")
+        bound = "above" if open_low else "at least"
+        raise UsageError(f"`{name}` is `{value}`; it must be {bound} {low} and at most {high}")

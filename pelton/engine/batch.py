@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from pelton.cache.groups import CacheGroupSpec as CacheGroupSpec
 from pelton.sampling_params import SamplingParams
 
 
@@ -42,9 +43,12 @@ class SlotWork(msgspec.Struct, frozen=True):
     num_tokens:     how many known tokens to compute, >= 1.
     new_blocks:     per cache group, the blocks that this slot has got since its last step, as offsets into the pool in
                     units of 64 bytes. `reset` drops the old tables first (new request, or resumed after preemption).
-    freed_blocks:   per cache group, how many leading blocks have been given back (window layers).
+    freed_blocks:   per cache group, how many leading blocks have been given back by now in all (window layers); None
+                    if that has not changed since the slot's last step.
     sample:         draw the next token from the last row. False while a prompt is still incomplete.
-    prompt_logprobs_from:  first position of this chunk whose prompt log-probability is wanted, None: not wanted.
+    prompt_logprobs_from:  first prompt position whose log-probability is wanted, None: not wanted. The row at
+                    position p - 1 predicts the token at p, so with `end` = num_computed + num_tokens they are wanted
+                    for positions [prompt_logprobs_from, min(end, num_prompt - 1)], both included, in order.
     token_mask:     allowed tokens as bits (little endian words of 32), or None for all. For grammars.
     """
 
@@ -94,19 +98,6 @@ class SlotResult(msgspec.Struct, frozen=True):
 
 class StepResult(msgspec.Struct, frozen=True):
     results: list[SlotResult]
-
-
-class CacheGroupSpec(msgspec.Struct, frozen=True):
-    """What the engine must know of one group of layers that share block tables.
-
-    kind:         "full" or "window" (later "latent", "state").
-    block_bytes:  one block: 16 tokens of every layer of the group.
-    window:       tokens that a layer of a window group can see, itself included; None for full.
-    """
-
-    kind: str
-    block_bytes: int
-    window: int | None = None
 
 
 class Runner(Protocol):

@@ -32,6 +32,17 @@ class Value:
     producer: Node | None = field(repr=False, default=None)
 
 
+def is_matrix(value: Value) -> bool:
+    """[tokens or rows, columns] of float32, or the same quantised."""
+    return len(value.shape) == 2 and isinstance(value.shape[0], str)
+
+
+def columns(value: Value) -> int:
+    size = value.shape[-1]
+    assert isinstance(size, int), f"{value.name} has no fixed number of columns"
+    return size
+
+
 @dataclass(frozen=True, eq=False)
 class Parameter(Value):
     """A weight, filled by the loader. Its stored format is known only when a program is compiled.
@@ -121,23 +132,26 @@ class Graph:
 
     def cache_layer(self, num_kv_heads: int, head_dim: int, window: int | None) -> CacheLayer:
         """Reserves this layer's place in the group of its window."""
-        for index, group in enumerate(self.cache_groups):
-            if group.window == window:
-                break
-        else:
-            index, group = len(self.cache_groups), CacheGroup(window)
-            self.cache_groups.append(group)
-        layer = CacheLayer(index, len(group.layers), num_kv_heads, head_dim)
-        group.layers.append(layer)
+        windows = [group.window for group in self.cache_groups]
+        if window not in windows:
+            windows.append(window)
+            self.cache_groups.append(CacheGroup(window))
+        index = windows.index(window)
+        layers = self.cache_groups[index].layers
+        layer = CacheLayer(index, len(layers), num_kv_heads, head_dim)
+        layers.append(layer)
         return layer
 
     def output(self, name: str, value: Value) -> None:
+        """Keeps `value` for whoever runs the program: "logits", say."""
+        assert value.graph is self, f"output {name} belongs to another graph"
         self.outputs[name] = value
 
     def record(self, op: Op, name: str, inputs: tuple[Value, ...], attributes: Mapping[str, Any]) -> Node:
         """Called by ops only. Infers the outputs' shapes, which fails on inputs that don't fit."""
         full = self.qualified(name)
         assert full not in self._names, f"two nodes are called {full}"
+        assert all(value.graph is self for value in inputs), f"{full} reads a value of another graph"
         self._names.add(full)
         node = Node(full, op, inputs, attributes)
         for index, (shape, dtype) in enumerate(op.infer(*inputs, **attributes)):

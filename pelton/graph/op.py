@@ -10,22 +10,46 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pelton.graph.graph import Shape, Value
+from pelton.graph.graph import CacheLayer, Shape, Value
+from pelton.graph.step import StepContext
 
 OPS: dict[str, Op] = {}
+
+FLOAT32_EPSILON = 2.0**-24  # relative error of one rounding to nearest
+
+
+@dataclass(frozen=True)
+class ExampleInput:
+    """One input of an example.
+
+    role:  "values" float32 [rows, columns], "weight" a parameter, "token_ids", "positions" or "row_index" of the step.
+    shape: of a weight as it is; of values only the columns, since the step gives the rows.
+    range: for values and weights the standard deviation; for token_ids the exclusive upper bound.
+    """
+
+    role: str
+    shape: tuple[int, ...] = ()
+    range: float = 1.0
 
 
 @dataclass(frozen=True)
 class Example:
-    """One set of inputs, made from a seed: shapes and attributes that a kernel must get right.
+    """One set of inputs that a kernel must get right; its numbers are drawn from a seed made of its name.
 
-    inputs: per input a shape with "tokens"/"rows" replaced by numbers, or a ready description (see ops/).
+    sequences:   (num_rows, context) of each sequence of the step.
+    logit_rows:  rows that the head reads; values have as many rows if `dim` is "rows".
+    cache:       the layer that the op reads or writes. Positions before the step are filled at random.
+    formats:     weight formats to try; each gives one test.
     """
 
     name: str
-    sizes: Mapping[str, int]
-    inputs: Mapping[str, Any]
+    inputs: tuple[ExampleInput, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    sequences: tuple[tuple[int, int], ...] = ((1, 0),)
+    logit_rows: tuple[int, ...] = (0,)
+    dim: str = "tokens"
+    cache: CacheLayer | None = None
+    formats: tuple[str, ...] = ("f32",)
 
 
 class Op(ABC):
@@ -35,6 +59,7 @@ class Op(ABC):
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
+            assert cls.name not in OPS, f"two ops are called {cls.name}"
             OPS[cls.name] = cls()
 
     @abstractmethod
@@ -42,12 +67,14 @@ class Op(ABC):
         """Shapes and dtypes of the outputs. Raises AssertionError on a model file's mistake."""
 
     @abstractmethod
-    def reference(self, torch: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+    def reference(self, torch: Any, step: StepContext, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         """The meaning, in plain torch, in the dtype of the inputs. `torch` is passed in, never imported."""
 
     @abstractmethod
-    def examples(self) -> Iterator[Example]: ...
+    def examples(self) -> Iterator[Example]:
+        """Sizes that matter: one row and several, odd ones, the smallest."""
 
     @abstractmethod
-    def tolerance(self, torch: Any, example: Example, *inputs: Any) -> Any:
-        """Largest allowed |kernel - reference| per element, derived from accumulation length, epsilon, magnitude."""
+    def tolerance(self, torch: Any, step: StepContext, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        """Per output, the largest allowed |kernel - reference| of each element, for a kernel that computes in float32
+        on these very inputs: derived from accumulation length, epsilon and magnitude."""

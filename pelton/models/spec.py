@@ -1,4 +1,4 @@
-"""What a model is, as plain data: sizes and one LayerSpec per layer. Layers may all differ; it knows no files, no ops."""
+"""What a model is, as plain data: sizes and one LayerSpec per layer, which may all differ. Knows no files, no ops."""
 
 from __future__ import annotations
 

@@ -1,0 +1,160 @@
+"""Pelton beside a peer: same file, same threads, runs in turn; medians, ratios pair by pair, shares of ceilings.
+
+    python bench/compare.py MODEL.gguf --peer-python PEER_VENV/bin/python --output bench/results/compare-NAME
+
+The peer is llama.cpp through `llama-cpp-python`, built natively for this machine in an environment of its own:
+    python -m venv PEER_VENV
+    CMAKE_ARGS=-DGGML_NATIVE=ON PEER_VENV/bin/pip install --no-binary llama-cpp-python llama-cpp-python
+Writes OUTPUT.json (every run) and OUTPUT.md (the table).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+WORKERS = {"pelton": HERE / "worker.py", "llama.cpp": HERE / "peer_llama_cpp.py"}
+UNITS = {"prefill": "tokens/s", "decode": "tokens/s", "first": "s", "peak": "MB"}
+
+
+def run_worker(python: str, engine: str, request: dict[str, Any]) -> dict[str, float]:
+    """One process from its start to its end. start_to_first_token_s counts from before the interpreter starts."""
+    start = time.perf_counter()
+    with subprocess.Popen(
+        [python, str(WORKERS[engine]), json.dumps(request)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        first_token_s = time.perf_counter() - start
+        rest = process.stdout.read()
+    if process.returncode != 0 or not first:
+        raise SystemExit(f"{engine} failed with exit code {process.returncode}")
+    return {**json.loads(rest), "first_token_s": first_token_s}
+
+
+def ceilings(threads: int) -> dict[str, float]:
+    """Measured in the same session: what the machine can do at best."""
+    from pelton import _native
+
+    team = _native.Team(threads)
+    rates = [_native.read_bandwidth(team, 1 << 28) for _ in range(5)]
+    team.close()
+    return {"read_bytes_per_s": statistics.median(rates)}
+
+
+def facts(arguments: argparse.Namespace) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    peer = subprocess.run(
+        [arguments.peer_python, "-c", "import llama_cpp; print(llama_cpp.__version__)"], capture_output=True, text=True
+    ).stdout.strip()
+    return {
+        "commit": commit,
+        "cpu": model,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "peer": f"llama-cpp-python {peer}",
+        "model": Path(arguments.model).name,
+        "threads": arguments.threads,
+        "rounds": arguments.rounds,
+        "command": f"python bench/compare.py {Path(arguments.model).name} --threads {arguments.threads} "
+        f"--rounds {arguments.rounds}",
+    }
+
+
+def summarise(
+    runs: dict[str, list[dict[str, float]]], weight_bytes: int, limit: dict[str, float]
+) -> list[dict[str, Any]]:
+    rows = []
+    for name in runs["pelton"][0]:
+        ours = [run[name] for run in runs["pelton"]]
+        theirs = [run[name] for run in runs["llama.cpp"]]
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        row = {
+            "measure": name,
+            "pelton": statistics.median(ours),
+            "llama.cpp": statistics.median(theirs),
+            "ratio": statistics.median(ratios),
+            "ratio_min": min(ratios),
+            "ratio_max": max(ratios),
+        }
+        if name.startswith("decode"):
+            row["share_of_read_bandwidth"] = row["pelton"] * weight_bytes / limit["read_bytes_per_s"]
+        rows.append(row)
+    return rows
+
+
+def table(rows: list[dict[str, Any]], about: dict[str, Any], limit: dict[str, float]) -> str:
+    lines = [
+        f"# {about['model']}: Pelton and llama.cpp",
+        "",
+        f"{about['cpu']}, {about['threads']} threads, {about['rounds']} interleaved rounds, {about['peer']}, "
+        f"commit {about['commit'][:12]}. Medians; ratio = Pelton / llama.cpp, median of pairs (min to max).",
+        f"Read bandwidth measured in the same session: {limit['read_bytes_per_s'] / 1e9:.1f} GB/s.",
+        "",
+        "| measure | Pelton | llama.cpp | ratio | share of read bandwidth |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        scale = 1e-6 if row["measure"].startswith("peak") else 1.0
+        digits = 2 if row["measure"].startswith("first") else 1
+        share = f"{row['share_of_read_bandwidth']:.0%}" if "share_of_read_bandwidth" in row else ""
+        lines.append(
+            f"| {row['measure']} ({UNITS[row['measure'].split('_')[0]]}) "
+            f"| {row['pelton'] * scale:.{digits}f} | {row['llama.cpp'] * scale:.{digits}f} "
+            f"| {row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f}) | {share} |"
+        )
+    return "\n".join([*lines, "", f"Command: `{about['command']}`", ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--peer-python", required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prefill", type=int, nargs="*", default=[128, 512, 2048])
+    parser.add_argument("--decode", type=int, default=128)
+    parser.add_argument("--decode-contexts", type=int, nargs="*", default=[16])
+    parser.add_argument("--output", type=Path, required=True, help="path without suffix")
+    arguments = parser.parse_args()
+    longest = max([*arguments.prefill, *(c + arguments.decode for c in arguments.decode_contexts)])
+    request = {
+        "model": arguments.model,
+        "threads": arguments.threads,
+        "context": longest + 64,
+        "prefill": arguments.prefill,
+        "decode": arguments.decode,
+        "decode_contexts": arguments.decode_contexts,
+    }
+    pythons = {"pelton": sys.executable, "llama.cpp": arguments.peer_python}
+    runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in WORKERS}
+    for number in range(arguments.rounds + 1):
+        for engine in WORKERS:
+            run = run_worker(pythons[engine], engine, request)
+            if number > 0:  # the first round warms the file cache
+                runs[engine].append(run)
+            print(f"round {number} {engine}: {json.dumps({k: round(v, 3) for k, v in run.items()})}", file=sys.stderr)
+    about, limit = facts(arguments), ceilings(arguments.threads)
+    rows = summarise(runs, Path(arguments.model).stat().st_size, limit)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    report = {"about": about, "ceilings": limit, "rows": rows, "runs": runs}
+    arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    text = table(rows, about, limit)
+    arguments.output.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""From the engine's progress to outputs: one request's tokens become text, log-probabilities and ends.
+
+It knows a tokenizer and the request's wishes; it does not run anything. Whoever drives the engine hands each Progress
+to `take`, and aborts the choice that `take` says has ended by a stop string.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pelton.engine.batch import TokenLogprobs
+from pelton.engine.request import Progress
+from pelton.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from pelton.sampling_params import SamplingParams
+from pelton.text.detokenizer import Detokenizer
+from pelton.text.stop_matcher import StopMatcher
+from pelton.text.tokenizer import Tokenizer
+
+
+class Answer:
+    """One request with all its choices, as known so far."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self._tokenizer = tokenizer
+        self._choices = [_Choice(index, sampling, tokenizer) for index in range(sampling.n)]
+        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
+        if sampling.prompt_logprobs is not None:
+            self._prompt_logprobs = [None]
+        self._has_told_prompt = False
+
+    @property
+    def is_finished(self) -> bool:
+        return all(choice.is_finished for choice in self._choices)
+
+    def take(self, progress: Progress) -> bool:
+        """Takes in a step's progress. True if a stop string has ended the choice: the engine must drop it."""
+        if self._prompt_logprobs is not None and progress.prompt_logprobs:
+            self._prompt_logprobs += (position_logprobs(entry, self._tokenizer) for entry in progress.prompt_logprobs)
+        return self._choices[progress.choice].take(progress)
+
+    def output(self) -> RequestOutput:
+        """Everything so far."""
+        return self._output([choice.output() for choice in self._choices], self._prompt_logprobs)
+
+    def news(self) -> RequestOutput | None:
+        """What came since the last call, None if nothing did. The prompt's log-probabilities are told once, whole."""
+        outputs = [choice.news() for choice in self._choices if choice.has_news]
+        if not outputs:
+            return None
+        prompt_logprobs = None
+        if not self._has_told_prompt and len(self._prompt_logprobs or ()) == len(self.prompt_token_ids):
+            prompt_logprobs, self._has_told_prompt = self._prompt_logprobs, True
+        return self._output(outputs, prompt_logprobs)
+
+    def _output(
+        self, outputs: list[CompletionOutput], prompt_logprobs: list[PositionLogprobs | None] | None
+    ) -> RequestOutput:
+        return RequestOutput(
+            self.request_id, self.prompt, self.prompt_token_ids, prompt_logprobs, outputs, self.is_finished
+        )
+
+
+class _Choice:
+    def __init__(self, index: int, sampling: SamplingParams, tokenizer: Tokenizer) -> None:
+        self._sampling = sampling
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special=sampling.skip_special_tokens)
+        self._stops = StopMatcher(sampling.stop, include_stop=sampling.include_stop_str_in_output)
+        self._known = CompletionOutput(index, "", [])
+        if sampling.logprobs is not None:
+            self._known.logprobs, self._known.cumulative_logprob = [], 0.0
+        self._pieces: list[str] = []
+        # How much of it `news` has told.
+        self._num_told_pieces = 0
+        self._num_told_tokens = 0
+        self._has_told_end = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self._known.finish_reason is not None
+
+    @property
+    def has_news(self) -> bool:
+        is_end = self.is_finished and not self._has_told_end
+        return is_end or len(self._known.token_ids) > self._num_told_tokens
+
+    def take(self, progress: Progress) -> bool:
+        known = self._known
+        if self.is_finished:
+            return False
+        known.token_ids += progress.token_ids
+        if known.logprobs is not None and known.cumulative_logprob is not None and progress.logprobs is not None:
+            known.cumulative_logprob += sum(entry.logprobs[0] for entry in progress.logprobs)
+            known.logprobs += (position_logprobs(entry, self._tokenizer) for entry in progress.logprobs)
+        stop = self._take_text(progress)
+        if stop is not None:
+            known.finish_reason, known.stop_reason = "stop", stop
+            return True
+        known.finish_reason, known.stop_reason, known.error = (
+            progress.finish_reason,
+            progress.stop_reason,
+            progress.error,
+        )
+        return False
+
+    def output(self) -> CompletionOutput:
+        return self._since(0, 0)
+
+    def news(self) -> CompletionOutput:
+        news = self._since(self._num_told_tokens, self._num_told_pieces)
+        self._num_told_tokens, self._num_told_pieces = len(self._known.token_ids), len(self._pieces)
+        self._has_told_end = self.is_finished
+        return news
+
+    def _since(self, num_tokens: int, num_pieces: int) -> CompletionOutput:
+        known = self._known
+        return replace(
+            known,
+            text="".join(self._pieces[num_pieces:]),
+            token_ids=known.token_ids[num_tokens:],
+            logprobs=None if known.logprobs is None else known.logprobs[num_tokens:],
+        )
+
+    def _take_text(self, progress: Progress) -> str | None:
+        """Adds the new tokens' text; the stop string that it ends with, if one does."""
+        token_ids = progress.token_ids
+        if progress.finish_reason == "stop" and not self._sampling.include_stop_str_in_output:
+            token_ids = token_ids[:-1]
+        stop = None
+        for token_id in token_ids:
+            stop = stop or self._add(self._detokenizer.push(token_id))
+        if stop is None and progress.finish_reason is not None:
+            stop = self._add(self._detokenizer.finish())
+        if stop is None and progress.finish_reason is not None:
+            self._pieces.append(self._stops.finish())
+        return stop
+
+    def _add(self, text: str) -> str | None:
+        if len(self._known.token_ids) >= self._sampling.min_tokens:
+            text, stop = self._stops.push(text)
+        else:
+            stop = None  # no end before min_tokens, by a stop string neither
+        if text:
+            self._pieces.append(text)
+        return stop
+
+
+def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
+    """The chosen token with its rank, then the others, which are the most likely ones in order."""
+    texts = [tokenizer.decode([token_id], skip_special=False, at_start=False) for token_id in entry.token_ids]
+    found = {entry.token_ids[0]: Logprob(entry.logprobs[0], entry.rank, texts[0])}
+    for rank, (token_id, logprob, text) in enumerate(
+        zip(entry.token_ids[1:], entry.logprobs[1:], texts[1:], strict=True), 1
+    ):
+        found.setdefault(token_id, Logprob(logprob, rank, text))
+    return found

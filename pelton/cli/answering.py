@@ -1,0 +1,81 @@
+"""Shows one answer as it comes, measures it, and stops it at Ctrl-C; shared by chat and generate."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from pelton.outputs import RequestOutput
+
+
+@dataclass(frozen=True)
+class Answer:
+    """finish_reason: "stop", "length" or "interrupted". Times from the request to the first and the last token."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    first_token_s: float
+    total_s: float
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second after the first one."""
+        if self.completion_tokens < 2 or self.total_s <= self.first_token_s:
+            return None
+        return (self.completion_tokens - 1) / (self.total_s - self.first_token_s)
+
+    def statistics(self) -> str:
+        parts = [f"{self.prompt_tokens} prompt tokens in {self.first_token_s:.2f} s"]
+        rate = self.decode_rate
+        parts.append(f"{self.completion_tokens} tokens" + (f" at {rate:.1f} tokens/s" if rate else ""))
+        return ", ".join(parts)
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "decode_tokens_per_s": self.decode_rate}, ensure_ascii=False)
+
+
+def show(outputs: Iterator[RequestOutput], *, quietly: bool = False) -> Answer:
+    """Prints text as it arrives unless `quietly`. Ctrl-C ends this answer, not the program.
+
+    Raises RequestError if the engine gave the request up.
+    """
+    from pelton.errors import RequestError
+
+    pieces: list[str] = []
+    prompt_tokens = completion_tokens = 0
+    finish_reason = "interrupted"
+    start = time.perf_counter()
+    first = last = 0.0
+    try:
+        for output in outputs:
+            last = time.perf_counter() - start
+            first = first or last
+            prompt_tokens = len(output.prompt_token_ids)
+            for choice in output.outputs:
+                completion_tokens += len(choice.token_ids)
+                pieces.append(choice.text)
+                if not quietly:
+                    sys.stdout.write(choice.text)
+                    sys.stdout.flush()
+                if choice.finish_reason == "error":
+                    raise RequestError(choice.error or "the request failed")
+                finish_reason = choice.finish_reason or finish_reason
+    except KeyboardInterrupt:
+        finish_reason = "interrupted"
+    finally:
+        close = getattr(outputs, "close", None)
+        if close is not None:
+            close()
+    return Answer("".join(pieces), finish_reason, prompt_tokens, completion_tokens, first, last)
+
+
+def piped_text() -> str:
+    """What was piped in, or "" at a terminal."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    return sys.stdin.read()

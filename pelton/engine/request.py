@@ -1,0 +1,156 @@
+"""One sequence on its way through the engine: a few counters and its known tokens. It knows no text and no blocks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pelton.engine.batch import SlotResult, TokenLogprobs
+from pelton.sampling_params import SamplingParams
+
+# "stop": an end-of-sequence token, a stop token or a stop string. "length": max_tokens or the end of the context.
+# "abort": the client went away. "error": this request failed, the others are unharmed.
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """What one choice of one request got in one step.
+
+    token_ids:        new output tokens.
+    logprobs:         one per new token, None if not wanted.
+    prompt_logprobs:  for the next prompt positions in order, None if there are none in this step.
+    finish_reason:    set in the last progress of a choice.
+    stop_reason:      the stop token that ended it, None for end-of-sequence and all else.
+    error:            why finish_reason is "error".
+    """
+
+    request_id: str
+    choice: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+
+
+class Request:
+    """One choice of one request.
+
+    token_ids:     known tokens: the prompt, then the output.
+    num_computed:  how many of them have their keys and values in the cache.
+    slot:          the runner's slot; None while it waits.
+    order:         (priority, arrival): who goes first; the highest is preempted first.
+    """
+
+    __slots__ = (
+        "choice",
+        "eos_token_ids",
+        "finish_reason",
+        "max_model_len",
+        "max_output",
+        "num_computed",
+        "num_prompt",
+        "num_prompt_logprobs",
+        "order",
+        "request_id",
+        "sampling",
+        "seed",
+        "slot",
+        "stop_reason",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        order: tuple[int, int],
+        max_model_len: int,
+        eos_token_ids: tuple[int, ...] = (),
+        choice: int = 0,
+    ) -> None:
+        self.request_id = request_id
+        self.choice = choice
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt = len(prompt_token_ids)
+        self.sampling = sampling
+        self.seed = seed
+        self.order = order
+        self.max_model_len = max_model_len
+        room = max_model_len - self.num_prompt
+        self.max_output = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        self.eos_token_ids = eos_token_ids
+        self.stop_token_ids = frozenset(sampling.stop_token_ids)
+        self.num_computed = 0
+        self.num_prompt_logprobs = 0
+        self.slot: int | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | None = None
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that are still to compute: 1 while decoding, more during a prefill."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def peak_tokens(self) -> int:
+        """The most tokens that it will ever have in the cache. The last token drawn is never computed."""
+        return self.num_prompt + self.max_output - 1
+
+    @property
+    def prompt_logprobs_from(self) -> int | None:
+        """First prompt position whose log-probability is still owed, None if none is.
+
+        A row at position p predicts the token at p + 1, so the first token has none and the last prompt row is for
+        the output. After a preemption only what has not been told yet is asked for. The first choice tells of the
+        prompt, which all share.
+        """
+        if self.sampling.prompt_logprobs is None or self.choice or self.num_prompt_logprobs >= self.num_prompt - 1:
+            return None
+        return self.num_prompt_logprobs + 1
+
+    def advance(self, num_tokens: int, result: SlotResult) -> Progress:
+        """Takes a step's outcome in: num_tokens more are computed, and perhaps one more is known."""
+        self.num_computed += num_tokens
+        if result.prompt_logprobs:
+            self.num_prompt_logprobs += len(result.prompt_logprobs)
+        token_id = result.token_id
+        if result.error is not None:
+            self.finish_reason = "error"
+            token_id = None
+        elif token_id is not None:
+            self.token_ids.append(token_id)
+            self._finish_after(token_id)
+        return Progress(
+            self.request_id,
+            self.choice,
+            [] if token_id is None else [token_id],
+            None if result.logprobs is None else [result.logprobs],
+            result.prompt_logprobs or None,
+            self.finish_reason,
+            self.stop_reason,
+            result.error,
+        )
+
+    def _finish_after(self, token_id: int) -> None:
+        num_output = self.num_output
+        if num_output >= self.sampling.min_tokens:
+            if token_id in self.eos_token_ids and not self.sampling.ignore_eos:
+                self.finish_reason = "stop"
+                return
+            if token_id in self.stop_token_ids:
+                self.finish_reason = "stop"
+                self.stop_reason = token_id
+                return
+        if num_output >= self.max_output:
+            self.finish_reason = "length"

@@ -1,0 +1,72 @@
+"""The blocks that decoder models share: attention, gated MLP, embedding, head. Pure mathematics over graph ops."""
+
+from __future__ import annotations
+
+from pelton.graph import ops
+from pelton.graph.graph import ROWS, TOKENS, Graph, Value
+from pelton.models.spec import AttentionSpec, MlpSpec, ModelSpec
+
+
+def embed_tokens(graph: Graph, spec: ModelSpec) -> Value:
+    token_ids = graph.input("token_ids", (TOKENS,), "int32")
+    table = graph.parameter("embed_tokens.weight", (spec.vocab_size, spec.hidden_size))
+    return ops.embedding(token_ids, table, scale=spec.embedding_scale, name="embed_tokens")
+
+
+def norm(graph: Graph, x: Value, name: str, spec: ModelSpec) -> Value:
+    weight = graph.parameter(f"{name}.weight", (spec.hidden_size,))
+    return ops.rms_norm(x, weight, eps=spec.norm_eps, name=name)
+
+
+def self_attention(graph: Graph, x: Value, attention: AttentionSpec, spec: ModelSpec) -> Value:
+    """o(attention(rope(norm(q)), rope(norm(k)), v)); x: [tokens, hidden], already normed."""
+    hidden, heads, kv_heads, head_dim = (
+        spec.hidden_size,
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_dim,
+    )
+    with graph.scope("attention"):
+        q = project(graph, x, "q", hidden, heads * head_dim, attention.has_qkv_bias)
+        k = project(graph, x, "k", hidden, kv_heads * head_dim, attention.has_qkv_bias)
+        v = project(graph, x, "v", hidden, kv_heads * head_dim, attention.has_qkv_bias)
+        if attention.has_qk_norm:
+            q_weight = graph.parameter("q_norm.weight", (head_dim,))
+            k_weight = graph.parameter("k_norm.weight", (head_dim,))
+            q = ops.rms_norm(q, q_weight, eps=spec.norm_eps, vectors=heads, name="q_norm")
+            k = ops.rms_norm(k, k_weight, eps=spec.norm_eps, vectors=kv_heads, name="k_norm")
+        if attention.rotary is not None:
+            positions = graph.input("positions", (TOKENS,), "int32")
+            q = ops.rope(q, positions, heads=heads, head_dim=head_dim, rotary=attention.rotary, name="q_rope")
+            k = ops.rope(k, positions, heads=kv_heads, head_dim=head_dim, rotary=attention.rotary, name="k_rope")
+        cache = graph.cache_layer(kv_heads, head_dim, attention.window)
+        mixed = ops.attention(
+            q, k, v, cache=cache, num_heads=heads, scale=attention.scale, window=attention.window, name="attend"
+        )
+        return project(graph, mixed, "o", heads * head_dim, hidden, attention.has_output_bias)
+
+
+def gated_mlp(graph: Graph, x: Value, mlp: MlpSpec, spec: ModelSpec) -> Value:
+    """down(activation(gate(x)) * up(x)); x: [tokens, hidden], already normed."""
+    with graph.scope("mlp"):
+        gate = project(graph, x, "gate", spec.hidden_size, mlp.intermediate_size, mlp.has_bias)
+        up = project(graph, x, "up", spec.hidden_size, mlp.intermediate_size, mlp.has_bias)
+        active = ops.gated_activation(gate, up, activation=mlp.activation, name="activation")
+        return project(graph, active, "down", mlp.intermediate_size, spec.hidden_size, mlp.has_bias)
+
+
+def project(graph: Graph, x: Value, name: str, k: int, n: int, has_bias: bool) -> Value:
+    weight = graph.parameter(f"{name}.weight", (n, k))
+    bias = graph.parameter(f"{name}.bias", (n,)) if has_bias else None
+    return ops.linear(x, weight, bias, name=name)
+
+
+def predict(graph: Graph, x: Value, spec: ModelSpec) -> None:
+    """The final norm and the head, only on the rows that need logits. Records the graph's outputs."""
+    graph.output("hidden", x)
+    logit_rows = graph.input("logit_rows", (ROWS,), "int32")
+    rows = ops.gather_rows(x, logit_rows, name="logit_rows")
+    rows = norm(graph, rows, "norm", spec)
+    head = "embed_tokens.weight" if spec.is_head_tied else "lm_head.weight"
+    weight = graph.parameter(head, (spec.vocab_size, spec.hidden_size))
+    graph.output("logits", ops.linear(rows, weight, name="lm_head"))

@@ -1,0 +1,88 @@
+"""Checked reading of a model's description, be it config.json or GGUF metadata: untrusted, so typed and bounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pelton.errors import CheckpointError
+
+_MISSING = object()
+MAX_SIZE = 1 << 24  # no dimension, vocabulary or layer count of a real model is above
+MAX_CONTEXT = 1 << 30
+
+
+class Fields:
+    """Values of `mapping` by key, `prefix` first. source: how error messages call the file."""
+
+    def __init__(self, mapping: Mapping[str, Any], source: str, prefix: str = "") -> None:
+        self._mapping = mapping
+        self._source = source
+        self._prefix = prefix
+
+    def raw(self, key: str, default: Any = None) -> Any:
+        return self._mapping.get(self._prefix + key, default)
+
+    def has(self, key: str) -> bool:
+        return self.raw(key) is not None
+
+    def integer(self, key: str, default: Any = _MISSING, *, low: int = 1, high: int = MAX_SIZE) -> int:
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self._refuse(key, value, f"an integer from {low} to {high}")
+        return value
+
+    def number(self, key: str, default: Any = _MISSING, *, low: float, high: float) -> float:
+        """A finite number with low <= value <= high."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self._refuse(key, value, "a finite number")
+        if not low <= value <= high:
+            raise self._refuse(key, value, f"a number from {low} to {high}")
+        return float(value)
+
+    def flag(self, key: str, default: Any = _MISSING) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._refuse(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: Any = _MISSING) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self._refuse(key, value, "a string")
+        return value
+
+    def table(self, key: str) -> Fields | None:
+        """A nested object, None where it is absent or null."""
+        value = self.raw(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._refuse(key, value, "an object")
+        return Fields(value, f"{self._source}, {key}")
+
+    def texts(self, key: str, length: int) -> list[str] | None:
+        """A list of `length` strings, None where it is absent."""
+        value = self.raw(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != length or not all(isinstance(item, str) for item in value):
+            raise self._refuse(key, value, f"a list of {length} strings")
+        return value
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.raw(key)
+        if value is not None:
+            return value
+        if default is _MISSING:
+            raise CheckpointError(
+                f"{self._source} has no `{self._prefix}{key}`", "the file is incomplete; download it again"
+            )
+        return default
+
+    def _refuse(self, key: str, value: Any, wanted: str) -> CheckpointError:
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        return CheckpointError(f"{self._source} has `{self._prefix}{key}` = `{shown}`; it must be {wanted}")

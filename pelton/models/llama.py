@@ -1,0 +1,149 @@
+"""Llama: Llama 2 and 3, SmolLM2, and everything that shares their names and mathematics."""
+
+from __future__ import annotations
+
+from pelton.errors import UnsupportedModelError
+from pelton.graph import ops
+from pelton.graph.graph import Graph
+from pelton.models import rotary
+from pelton.models.architecture import Architecture, Binding, CheckpointHeader, Ignored
+from pelton.models.blocks import embed_tokens, gated_mlp, norm, predict, self_attention
+from pelton.models.fields import MAX_CONTEXT, Fields
+from pelton.models.names import decoder_bindings
+from pelton.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RotarySpec
+
+NORMS = {
+    "gguf": {"attention_norm": "attn_norm", "mlp_norm": "ffn_norm"},
+    "safetensors": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+}
+
+
+class Llama(Architecture):
+    name = "llama"
+    config_names = ("LlamaForCausalLM",)
+    gguf_names = ("llama",)
+    has_qk_norm = False
+    is_gguf_rotary_interleaved = True  # the converter reorders q and k for rotation of neighbours
+
+    def spec(self, checkpoint: CheckpointHeader) -> ModelSpec:
+        if checkpoint.kind == "gguf":
+            return self._spec_from_gguf(checkpoint)
+        return self._spec_from_config(checkpoint)
+
+    def _spec_from_config(self, checkpoint: CheckpointHeader) -> ModelSpec:
+        fields = Fields(checkpoint.metadata, "config.json")
+        if fields.text("hidden_act", "silu") != "silu":
+            raise UnsupportedModelError(f"`hidden_act` is `{fields.raw('hidden_act')}`; {self.name} models have `silu`")
+        hidden = fields.integer("hidden_size")
+        heads = fields.integer("num_attention_heads")
+        head_dim = fields.integer("head_dim", hidden // heads)
+        max_position = fields.integer("max_position_embeddings", 2048, high=MAX_CONTEXT)
+        has_bias = fields.flag("attention_bias", False)
+        attention = AttentionSpec(
+            num_heads=heads,
+            num_kv_heads=fields.integer("num_key_value_heads", heads),
+            head_dim=head_dim,
+            rotary=config_rotary(fields, head_dim, max_position),
+            scale=head_dim**-0.5,
+            has_qk_norm=self.has_qk_norm,
+            has_qkv_bias=has_bias,
+            has_output_bias=has_bias,
+        )
+        mlp = MlpSpec(fields.integer("intermediate_size"), has_bias=fields.flag("mlp_bias", False))
+        return ModelSpec(
+            architecture=self.name,
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=hidden,
+            layers=(LayerSpec(attention, mlp),) * fields.integer("num_hidden_layers"),
+            norm_eps=fields.number("rms_norm_eps", 1e-6, low=0, high=1),
+            max_position=max_position,
+            is_head_tied=fields.flag("tie_word_embeddings", False),
+        )
+
+    def _spec_from_gguf(self, checkpoint: CheckpointHeader) -> ModelSpec:
+        fields = Fields(checkpoint.metadata, "the GGUF header", f"{checkpoint.metadata['general.architecture']}.")
+        hidden = fields.integer("embedding_length")
+        heads = fields.integer("attention.head_count")
+        head_dim = fields.integer("attention.key_length", hidden // heads)
+        max_position = fields.integer("context_length", high=MAX_CONTEXT)
+        attention = AttentionSpec(
+            num_heads=heads,
+            num_kv_heads=fields.integer("attention.head_count_kv", heads),
+            head_dim=head_dim,
+            rotary=gguf_rotary(fields, checkpoint, head_dim, max_position),
+            scale=head_dim**-0.5,
+            has_qk_norm=self.has_qk_norm,
+            has_qkv_bias="blk.0.attn_q.bias" in checkpoint.tensors,
+            has_output_bias="blk.0.attn_output.bias" in checkpoint.tensors,
+        )
+        mlp = MlpSpec(fields.integer("feed_forward_length"), has_bias="blk.0.ffn_gate.bias" in checkpoint.tensors)
+        return ModelSpec(
+            architecture=self.name,
+            vocab_size=gguf_vocab_size(checkpoint),
+            hidden_size=hidden,
+            layers=(LayerSpec(attention, mlp),) * fields.integer("block_count"),
+            norm_eps=fields.number("attention.layer_norm_rms_epsilon", low=0, high=1),
+            max_position=max_position,
+            is_head_tied="output.weight" not in checkpoint.tensors,
+        )
+
+    def bindings(self, spec: ModelSpec, kind: str) -> list[Binding]:
+        interleaved = kind == "gguf" and self.is_gguf_rotary_interleaved
+        return decoder_bindings(spec, kind, NORMS[kind], is_rotary_interleaved=interleaved)
+
+    def ignored(self, spec: ModelSpec, kind: str) -> list[Ignored]:
+        return decoder_ignored(spec, kind)
+
+    def build(self, spec: ModelSpec, graph: Graph) -> None:
+        x = embed_tokens(graph, spec)
+        for index, layer in enumerate(spec.layers):
+            with graph.scope(f"layers.{index}"):
+                if layer.attention is not None:
+                    mixed = self_attention(graph, norm(graph, x, "attention_norm", spec), layer.attention, spec)
+                    x = ops.add(x, mixed, name="attention_residual")
+                if layer.mlp is not None:
+                    fed = gated_mlp(graph, norm(graph, x, "mlp_norm", spec), layer.mlp, spec)
+                    x = ops.add(x, fed, name="mlp_residual")
+        predict(graph, x, spec)
+
+
+def config_rotary(fields: Fields, head_dim: int, max_position: int) -> RotarySpec:
+    """`rope_parameters` (new) or `rope_theta` with `rope_scaling` (old)."""
+    scaling = fields.table("rope_parameters") or fields.table("rope_scaling")
+    theta_source = scaling if scaling is not None and scaling.has("rope_theta") else fields
+    theta = theta_source.number("rope_theta", 10000.0, low=1, high=1e12)
+    dim = int(head_dim * fields.number("partial_rotary_factor", 1.0, low=0, high=1))
+    return rotary.from_fields(dim, theta, scaling, max_position)
+
+
+def gguf_rotary(fields: Fields, checkpoint: CheckpointHeader, head_dim: int, max_position: int) -> RotarySpec:
+    dim = fields.integer("rope.dimension_count", head_dim)
+    theta = fields.number("rope.freq_base", 10000.0, low=1, high=1e12)
+    if "rope_freqs.weight" in checkpoint.tensors:
+        return rotary.divided(dim, theta, checkpoint.read_vector("rope_freqs.weight"))
+    kind = fields.text("rope.scaling.type", "none")
+    if kind == "none":
+        return rotary.from_fields(dim, theta, None, max_position)
+    described = {"rope_type": kind, "factor": fields.number("rope.scaling.factor", low=1e-3, high=1e6)}
+    if fields.has("rope.scaling.original_context_length"):
+        described["original_max_position_embeddings"] = fields.integer("rope.scaling.original_context_length")
+    return rotary.from_fields(dim, theta, Fields(described, "the GGUF header, rope.scaling"), max_position)
+
+
+def gguf_vocab_size(checkpoint: CheckpointHeader) -> int:
+    """Rows of the embedding: the header need not say it elsewhere."""
+    table = checkpoint.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise UnsupportedModelError("the file has no matrix `token_embd.weight`", "it may hold only a vocabulary")
+    return int(table.shape[0])
+
+
+def decoder_ignored(spec: ModelSpec, kind: str) -> list[Ignored]:
+    ignored = []
+    if kind == "gguf":
+        ignored.append(Ignored("rope_freqs.weight", "already in the rotary frequencies"))
+    else:
+        ignored.append(Ignored("model.layers.*.self_attn.rotary_emb.inv_freq", "derived from the configuration"))
+        if spec.is_head_tied:
+            ignored.append(Ignored("lm_head.weight", "the head is tied to the embedding"))
+    return ignored

@@ -1,0 +1,99 @@
+"""How decoder checkpoints name their tensors, in both kinds of file. Model files add what they have beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pelton.models.architecture import Binding
+from pelton.models.spec import AttentionSpec, LayerSpec, ModelSpec
+
+# Parameter → tensor, without ".weight" / ".bias".
+OUTER: dict[str, dict[str, str]] = {
+    "gguf": {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"},
+    "safetensors": {"embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"},
+}
+LAYER_PREFIX = {"gguf": "blk", "safetensors": "model.layers"}
+ATTENTION: dict[str, dict[str, str]] = {
+    "gguf": {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"},
+    "safetensors": {name: f"self_attn.{name}_proj" for name in "qkvo"},
+}
+QK_NORM: dict[str, dict[str, str]] = {
+    "gguf": {"q_norm": "attn_q_norm", "k_norm": "attn_k_norm"},
+    "safetensors": {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"},
+}
+MLP: dict[str, dict[str, str]] = {
+    "gguf": {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"},
+    "safetensors": {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
+
+
+def decoder_bindings(
+    spec: ModelSpec,
+    kind: str,
+    norms: Mapping[str, str],
+    *,
+    is_rotary_interleaved: bool = False,
+    has_norms_less_one: bool = False,
+) -> list[Binding]:
+    """All parameters of blocks.py's decoder.
+
+    norms:                  a layer's norm parameters → tensor names of this kind.
+    is_rotary_interleaved:  the file's q and k rows are ordered for rotation of neighbours (GGUF `llama`).
+    has_norms_less_one:     the file's norm weights are w of (1 + w).
+    """
+    outer = OUTER[kind]
+    bindings = [
+        Binding("embed_tokens.weight", f"{outer['embed_tokens']}.weight"),
+        Binding("norm.weight", f"{outer['norm']}.weight", add_one=has_norms_less_one),
+    ]
+    if not spec.is_head_tied:
+        bindings.append(Binding("lm_head.weight", f"{outer['lm_head']}.weight"))
+    for index, layer in enumerate(spec.layers):
+        parameter, tensor = f"layers.{index}", f"{LAYER_PREFIX[kind]}.{index}"
+        for name, stored in norms.items():
+            if _has_norm(layer, name):
+                bindings.append(
+                    Binding(f"{parameter}.{name}.weight", f"{tensor}.{stored}.weight", add_one=has_norms_less_one)
+                )
+        if layer.attention is not None:
+            bindings += _attention(
+                layer.attention, kind, f"{parameter}.attention", tensor, is_rotary_interleaved, has_norms_less_one
+            )
+        if layer.mlp is not None:
+            for name, stored in MLP[kind].items():
+                bindings += _matrix(f"{parameter}.mlp.{name}", f"{tensor}.{stored}", layer.mlp.has_bias)
+    return bindings
+
+
+def _has_norm(layer: LayerSpec, name: str) -> bool:
+    return (layer.attention if "attention" in name else layer.mlp) is not None
+
+
+def _attention(
+    attention: AttentionSpec, kind: str, parameter: str, tensor: str, interleaved: bool, less_one: bool
+) -> list[Binding]:
+    bindings = []
+    for name, stored in ATTENTION[kind].items():
+        has_bias = attention.has_output_bias if name == "o" else attention.has_qkv_bias
+        order = None
+        if interleaved and name in "qk" and attention.rotary is not None:
+            heads = attention.num_heads if name == "q" else attention.num_kv_heads
+            order = half_order(heads, attention.head_dim)
+        bindings += _matrix(f"{parameter}.{name}", f"{tensor}.{stored}", has_bias, order)
+    if attention.has_qk_norm:
+        for name, stored in QK_NORM[kind].items():
+            bindings.append(Binding(f"{parameter}.{name}.weight", f"{tensor}.{stored}.weight", add_one=less_one))
+    return bindings
+
+
+def _matrix(parameter: str, tensor: str, has_bias: bool, row_order: tuple[int, ...] | None = None) -> list[Binding]:
+    bindings = [Binding(f"{parameter}.weight", f"{tensor}.weight", row_order)]
+    if has_bias:
+        bindings.append(Binding(f"{parameter}.bias", f"{tensor}.bias", row_order))
+    return bindings
+
+
+def half_order(heads: int, head_dim: int) -> tuple[int, ...]:
+    """Rows of a matrix whose heads pair neighbours (2 i, 2 i + 1), in the order that pairs (i, i + head_dim / 2)."""
+    half = head_dim // 2
+    return tuple(head * head_dim + 2 * (i % half) + i // half for head in range(heads) for i in range(head_dim))

@@ -1,0 +1,63 @@
+"""Which architectures there are, and which one a checkpoint is. Others come by the entry point `pelton.models`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+
+from pelton.errors import CheckpointError, UnsupportedModelError
+from pelton.graph.graph import Graph
+from pelton.models.architecture import Architecture, CheckpointHeader
+from pelton.models.gemma3 import Gemma3
+from pelton.models.llama import Llama
+from pelton.models.qwen3 import Qwen3
+from pelton.models.spec import ModelSpec
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    Llama(),
+    Qwen3(),
+    Gemma3(),
+)
+
+
+def architecture_of(
+    checkpoint: CheckpointHeader, find_external: Callable[[], Iterable[Architecture]] = tuple
+) -> Architecture:
+    """The first of Pelton's own that the checkpoint names, else of other packages (asked only then: it takes time).
+
+    Raises UnsupportedModelError with the known names and the nearest one.
+    """
+    asked = _asked(checkpoint)
+    known: dict[str, Architecture] = {}
+    for find in (lambda: ARCHITECTURES, find_external):
+        for architecture in find():
+            names = architecture.gguf_names if checkpoint.kind == "gguf" else architecture.config_names
+            for name in names:
+                known.setdefault(name, architecture)
+        for name in asked:
+            if name in known:
+                return known[name]
+    nearest = difflib.get_close_matches(asked[0], known, n=1, cutoff=0.5)
+    hint = f"supported are {', '.join(sorted(known))}"
+    raise UnsupportedModelError(
+        f"the model's architecture is `{asked[0]}`, which Pelton does not know",
+        hint + (f"; the nearest is `{nearest[0]}`" if nearest else ""),
+    )
+
+
+def build_graph(architecture: Architecture, spec: ModelSpec) -> Graph:
+    graph = Graph()
+    architecture.build(spec, graph)
+    return graph
+
+
+def _asked(checkpoint: CheckpointHeader) -> list[str]:
+    if checkpoint.kind == "gguf":
+        name = checkpoint.metadata.get("general.architecture")
+        if not isinstance(name, str) or not name:
+            raise CheckpointError("the GGUF header has no `general.architecture`")
+        return [name]
+    names = checkpoint.metadata.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise CheckpointError("config.json has no `architectures`")
+    return names

@@ -1,0 +1,60 @@
+"""What a request came to, in the shapes of vLLM's offline API. Plain data; answer.py makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pelton.engine.request import FinishReason
+
+
+@dataclass(slots=True)
+class Logprob:
+    """rank: in the vocabulary, 1 for the most likely. decoded_token: the token's own text, which may be part of a
+    character (then U+FFFD)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# The chosen token first, then the most likely ones in falling order; a token that is both is there once.
+PositionLogprobs = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One choice.
+
+    token_ids:           with the end-of-sequence or stop token, if one came.
+    text:                without them, and without the stop string unless include_stop_str_in_output.
+    cumulative_logprob:  sum over token_ids, None unless logprobs were asked for.
+    finish_reason:       "stop", "length" (max_tokens, or the context is full), "abort" or "error"; None while it runs.
+    stop_reason:         the stop string or stop token that ended it; None for end-of-sequence and all else.
+    error:               why finish_reason is "error".
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One request.
+
+    prompt:           None if it was given as token ids.
+    prompt_logprobs:  one per prompt token, None for the first; None unless asked for.
+    outputs:          one per choice; from `stream`, only choices that got something, with what is new.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[PositionLogprobs | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool

@@ -1,0 +1,111 @@
+"""The CPU as a platform: one provider per instruction-set level, and the sizes of what its kernels read and write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from pelton import _native
+from pelton.errors import UsageError
+from pelton.graph.graph import Graph, Value, columns
+from pelton.graph.kernel import CacheGroupLayout, Kernel, Provider
+from pelton.graph.ops.quantise import BLOCKS, GROUP
+from pelton.graph.program import Program
+from pelton.plan import PlatformFacts
+from pelton.platforms.cpu.kernels import KERNELS
+from pelton.platforms.cpu.memory import usable_memory
+from pelton.platforms.cpu.program import workspace_bytes
+from pelton.platforms.cpu.topology import usable_cores
+from pelton.platforms.platform import Platform
+
+LINE = 64  # bytes: rows, weights and cache layers start on cache lines
+BLOCK_TOKENS = 16  # csrc/step.h
+BLOCK_BYTES = {BLOCKS["outlier"]: 64, BLOCKS["exact"]: 128}  # csrc/kernels/activation_blocks.h
+KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
+
+
+class CpuProvider(Provider):
+    """All kernels of one level."""
+
+    def __init__(self, level: str, unusable: str | None) -> None:
+        self.name = f"cpu/{level}"
+        self.unusable = unusable
+        native = frozenset(_native.kernels(level))
+        self._kernels = {kernel.kind: kernel(level, native) for kernel in KERNELS}
+
+    def kernel(self, kind: str) -> Kernel | None:
+        return self._kernels.get(kind)
+
+    def kinds(self) -> Sequence[str]:
+        return tuple(self._kernels)
+
+
+class CpuPlatform(Platform):
+    name: ClassVar[str] = "cpu"
+
+    def __init__(self) -> None:
+        levels = reversed(_native.levels())  # best first
+        self._providers = [CpuProvider(level, None if is_usable else reason) for level, is_usable, reason in levels]
+
+    def facts(self) -> Mapping[str, str]:
+        features = [name for name, is_there in _native.cpu_features().items() if is_there]
+        levels = [f"{level} ({reason})" if not is_usable else level for level, is_usable, reason in _native.levels()]
+        return {"features": ", ".join(features), "levels": ", ".join(levels)}
+
+    def providers(self) -> Sequence[Provider]:
+        return self._providers
+
+    def provider_order(self, level: str | None, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """The providers to compile with: as asked, or from the level asked for downwards; None for the own order.
+
+        A level that is not there is left for the plan to refuse, which knows what to say.
+        """
+        own = [provider.name for provider in self._providers]
+        if names is not None or level is None or f"cpu/{level}" not in own:
+            return names
+        return tuple(own[own.index(f"cpu/{level}") :])
+
+    def plan_facts(self) -> PlatformFacts:
+        """Asks the machine: memory, cores, levels."""
+        memory, cores = usable_memory(), usable_cores()
+        return PlatformFacts(
+            name=self.name,
+            usable_bytes=memory.nbytes,
+            usable_reason=memory.reason,
+            num_threads=cores.num_threads,
+            threads_reason=cores.reason,
+            max_threads=cores.logical,
+            levels={provider.name.removeprefix("cpu/"): provider.unusable for provider in self._providers},
+        )
+
+    def workspace_bytes(self, program: Program, num_threads: int) -> int:
+        return workspace_bytes(program, num_threads)
+
+    def row_bytes(self, value: Value) -> int:
+        if value.dtype in BLOCK_BYTES:
+            return columns(value) // GROUP * BLOCK_BYTES[value.dtype]
+        return _whole_lines(4 * columns(value))
+
+    def packed_bytes(self, format: str, layout: str, shape: tuple[int, ...]) -> int:
+        if layout == "vector":
+            return _whole_lines(4 * math.prod(shape))
+        n, k = shape
+        return _whole_lines(_native.packed_bytes(format, n, k))
+
+    def cache_layout(self, graph: Graph, kv_dtype: str) -> list[CacheGroupLayout]:
+        if kv_dtype not in KV_BYTES:
+            raise UsageError(f"the cache can't hold `{kv_dtype}`", f"it can hold: {', '.join(KV_BYTES)}")
+        layouts = []
+        for group in graph.cache_groups:
+            offsets, end = [], 0
+            for layer in group.layers:
+                nbytes = BLOCK_TOKENS * layer.num_kv_heads * layer.head_dim * KV_BYTES[kv_dtype]
+                offsets.append((end, end + _whole_lines(nbytes)))
+                end += 2 * _whole_lines(nbytes)
+            layouts.append(CacheGroupLayout(end, tuple(offsets)))
+        return layouts
+
+
+def _whole_lines(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE

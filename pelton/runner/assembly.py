@@ -1,0 +1,166 @@
+"""From a model's name to a runner: find, read headers, plan, compile; then, and only then, load. Knows no requests.
+
+`prepare` reads no weights and allocates nothing: it is what `explain` shows. `load` moves the bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pelton.cache.groups import CacheGroupSpec
+from pelton.config import Settings
+from pelton.graph.kernel import CompileSettings
+from pelton.graph.program import HEAD_ROWS, Program, compile
+from pelton.models.registry import architecture_of, build_graph
+from pelton.plan import DEFAULT_BATCHED_TOKENS, ModelFacts, Plan, resolve
+from pelton.platforms.discover import MODELS, find_extensions, find_platform, load_extension
+from pelton.weights import load as loading
+from pelton.weights.checkpoint import Checkpoint, open_checkpoint
+from pelton.weights.reference import resolve_reference
+
+if TYPE_CHECKING:
+    from pelton.graph.graph import Graph
+    from pelton.models.architecture import Architecture
+    from pelton.models.spec import ModelSpec
+    from pelton.platforms.cpu import CpuPlatform
+    from pelton.platforms.cpu.program import CpuProgram
+    from pelton.runner.runner import NativeRunner
+
+KV_DTYPES = ("bf16", "f16", "f32")
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model that is ready to be loaded: everything decided, nothing read but headers."""
+
+    name: str
+    path: Path
+    settings: Settings
+    checkpoint: Checkpoint
+    architecture: Architecture
+    spec: ModelSpec
+    graph: Graph
+    resolution: loading.Resolution
+    platform: CpuPlatform
+    program: Program
+    plan: Plan
+
+    def load(self) -> NativeRunner:
+        """Reads and packs the weights. Raises CheckpointError if a file changed or ends too early."""
+        from pelton.runner.runner import NativeRunner
+
+        limits = self.plan.limits
+        return NativeRunner(self.load_program(), kv_cache_bytes=limits.kv_cache_bytes, max_num_seqs=limits.max_num_seqs)
+
+    def load_program(self) -> CpuProgram:
+        """The program alone, for captures and whole rows of logits (runner/capture.py). Raises as `load` does."""
+        from pelton import _native
+        from pelton.platforms.cpu.program import CpuProgram
+
+        team = _native.Team(self.plan.threads)
+        program = CpuProgram(self.program, team)
+        requests = [
+            loading.PackRequest(place.packing.parameter, place.packing.layout, place.buffer, place.offset)
+            for place in program.weight_places
+        ]
+        loading.load(self.checkpoint, self.resolution, requests, team)
+        return program
+
+
+def prepare(settings: Settings) -> PreparedModel:
+    """Raises ModelError, DownloadError, MemoryPlanError or UsageError with what is wrong and what to do."""
+    from pelton.platforms.cpu import CpuPlatform
+
+    name = settings.model.model
+    path = resolve_reference(name, settings.store)
+    checkpoint = open_checkpoint(path)
+    architecture = architecture_of(checkpoint, _external_architectures)
+    spec = architecture.spec(checkpoint)
+    graph = build_graph(architecture, spec)
+    parameters = {parameter.name: _sizes(parameter.shape) for parameter in graph.parameters.values()}
+    resolution = loading.resolve(
+        checkpoint,
+        architecture.bindings(spec, checkpoint.kind),
+        architecture.ignored(spec, checkpoint.kind),
+        parameters,
+    )
+    platform = find_platform("cpu")
+    assert isinstance(platform, CpuPlatform)
+    program, plan = _plan(settings, name, spec, graph, resolution, platform)
+    return PreparedModel(
+        name, path, settings, checkpoint, architecture, spec, graph, resolution, platform, program, plan
+    )
+
+
+def _external_architectures() -> tuple[Architecture, ...]:
+    """Of other packages; one that can't be imported has been told and is left out."""
+    loaded = [load_extension(MODELS, name, value)[0] for name, value in find_extensions(MODELS).items()]
+    return tuple(architecture() for architecture in loaded if architecture is not None)
+
+
+def _plan(
+    settings: Settings,
+    name: str,
+    spec: ModelSpec,
+    graph: Graph,
+    resolution: loading.Resolution,
+    platform: CpuPlatform,
+) -> tuple[Program, Plan]:
+    """The program is compiled for the sizes that will probably be planned, which tells the plan what a step costs;
+    if the plan decides otherwise, it is compiled again."""
+    engine = settings.engine
+    guess = CompileSettings(
+        formats={parameter: source.tensor.format for parameter, source in resolution.sources.items()},
+        max_tokens=engine.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS, engine.max_num_seqs or 0),
+        max_context=min(engine.max_model_len or spec.max_position, spec.max_position),
+        activation_mode=engine.activations,
+        kv_dtype="bf16" if engine.kv_dtype == "auto" else engine.kv_dtype,
+        providers=platform.provider_order(engine.level, engine.provider_order),
+        disabled=frozenset(engine.disabled_kernels),
+    )
+    program = compile(graph, platform, guess)
+    facts = platform.plan_facts()
+    plan = resolve(settings, _model_facts(name, spec, graph, program, platform, facts.num_threads), facts)
+    final = replace(
+        guess,
+        max_tokens=plan.limits.max_num_batched_tokens,
+        max_context=plan.limits.max_model_len,
+        kv_dtype=plan.kv_dtype,
+    )
+    return (program if final == guess else compile(graph, platform, final)), plan
+
+
+def _model_facts(
+    name: str, spec: ModelSpec, graph: Graph, program: Program, platform: CpuPlatform, num_threads: int
+) -> ModelFacts:
+    weight_bytes: dict[str, int] = {}
+    for packing in program.packings:
+        weight_bytes[packing.format] = weight_bytes.get(packing.format, 0) + packing.nbytes
+    head = [place for place in program.places.values() if place.num_rows == HEAD_ROWS]
+    head_bytes = max((place.offset + place.nbytes for place in head), default=0) - min(
+        (place.offset for place in head), default=0
+    )
+    body_bytes = program.arena_bytes - head_bytes + platform.workspace_bytes(program, num_threads)
+    return ModelFacts(
+        name=name,
+        max_position=spec.max_position,
+        vocab_size=spec.vocab_size,
+        weight_bytes=weight_bytes,
+        cache_groups={dtype: _cache_groups(graph, platform, dtype) for dtype in KV_DTYPES},
+        step_bytes=head_bytes,
+        step_bytes_per_token=-(-body_bytes // program.settings.max_tokens),
+    )
+
+
+def _cache_groups(graph: Graph, platform: CpuPlatform, kv_dtype: str) -> tuple[CacheGroupSpec, ...]:
+    layouts = platform.cache_layout(graph, kv_dtype)
+    return tuple(
+        CacheGroupSpec("full" if group.window is None else "window", layout.block_bytes, group.window)
+        for group, layout in zip(graph.cache_groups, layouts, strict=True)
+    )
+
+
+def _sizes(shape: tuple[int | str, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if isinstance(size, int))

@@ -1,0 +1,163 @@
+"""The vocabulary in GGUF metadata, checked, and what the file says about its tokens; it builds no tokenizer."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pelton.errors import TokenizerError
+from pelton.text.tokenizer import PieceStyle, TokenizerFacts
+
+logger = logging.getLogger(__name__)
+
+# Values of `tokenizer.ggml.token_type`.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+_BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+# Tokens that end a generation whatever the file calls them: many files name only one of several.
+_END_TEXTS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+    "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[", "<|fim_pad|>", "<fim-pad>", "<fim_pad>",
+    "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+})  # fmt: skip
+# HTML's end of strike-out in some vocabularies (Gemma), EOS in others: only as a control token it ends anything.
+_END_TEXTS_IF_CONTROL = frozenset({"</s>"})
+# Formats in which `<|end|>` closes one message of several: with all tokens of one set present it ends no generation.
+_END_IS_NOT_LAST = (frozenset({"<|return|>", "<|call|>"}), frozenset({"<|calls|>", "<|flush|>"}))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The checked arrays of the file; index is token id."""
+
+    tokens: list[str]
+    types: list[int]
+    ids: dict[str, int]
+
+    def of_type(self, *types: int) -> list[int]:
+        return [token_id for token_id, kind in enumerate(self.types) if kind in types]
+
+
+def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
+    tokens = string_list(metadata, "tokenizer.ggml.tokens")
+    if not tokens:
+        raise TokenizerError("the vocabulary is empty: `tokenizer.ggml.tokens` has no entries")
+    if "" in tokens:
+        empty = [token_id for token_id, text in enumerate(tokens) if not text]
+        logger.warning(
+            "%d tokens of the vocabulary have no text, the first is id `%d`: no text makes them", len(empty), empty[0]
+        )
+        tokens = [text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(tokens)]
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) != len(tokens):
+        first, text = next((token_id, text) for token_id, text in enumerate(tokens) if ids[text] != token_id)
+        raise TokenizerError(f"the vocabulary has `{text}` twice: ids `{first}` and `{ids[text]}`")
+    types = list(map(int, number_list(metadata, "tokenizer.ggml.token_type", len(tokens), default=NORMAL)))
+    for text in _END_TEXTS & ids.keys():
+        types[ids[text]] = CONTROL  # some files give it as ordinary text, but no user's text may end a generation
+    return Vocabulary(tokens, types, ids)
+
+
+def string_list(metadata: Mapping[str, object], key: str) -> list[str]:
+    values = metadata.get(key)
+    if values is None:
+        raise TokenizerError(f"the file has no `{key}`")
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise TokenizerError(f"`{key}` is not an array of strings")
+    strings = list(values)
+    if not set(map(type, strings)) <= {str}:
+        raise TokenizerError(f"`{key}` is not an array of strings")
+    return strings
+
+
+def number_list(metadata: Mapping[str, object], key: str, count: int, *, default: float | None = None) -> list[float]:
+    values = metadata.get(key)
+    if values is None:
+        if default is None:
+            raise TokenizerError(f"the file has no `{key}`")
+        return [default] * count
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise TokenizerError(f"`{key}` is not an array of numbers")
+    numbers = list(values)
+    if len(numbers) != count:
+        raise TokenizerError(f"`{key}` has `{len(numbers)}` entries for a vocabulary of `{count}` tokens")
+    if not set(map(type, numbers)) <= {int, float} or not all(map(math.isfinite, numbers)):
+        raise TokenizerError(f"`{key}` is not an array of numbers")
+    return numbers
+
+
+def read_token_id(
+    metadata: Mapping[str, object], name: str, vocabulary: Vocabulary, default: int | None = None
+) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    value = metadata.get(key, default)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < len(vocabulary.tokens):
+        raise TokenizerError(f"`{key}` is `{value}`; the vocabulary has ids 0 to {len(vocabulary.tokens) - 1}")
+    return value
+
+
+def read_flag(metadata: Mapping[str, object], name: str, default: bool) -> bool:
+    return bool(metadata.get(f"tokenizer.ggml.{name}", default))
+
+
+def read_facts(
+    metadata: Mapping[str, object],
+    vocabulary: Vocabulary,
+    style: PieceStyle,
+    *,
+    add_bos: bool,
+    bos: int | None = None,
+    eos: int | None = None,
+    add_space_prefix: bool = False,
+    unverified: str | None = None,
+) -> TokenizerFacts:
+    """add_bos, bos and eos are what the kind of tokenizer means where the file is silent."""
+    eos_token_id = read_token_id(metadata, "eos", vocabulary, eos)
+    ends = {eos_token_id, *(read_token_id(metadata, name, vocabulary) for name in ("eot", "eom"))}
+    ends.update(vocabulary.ids[text] for text in _END_TEXTS if text in vocabulary.ids)
+    ends.update(
+        vocabulary.ids[text]
+        for text in _END_TEXTS_IF_CONTROL
+        if text in vocabulary.ids and vocabulary.types[vocabulary.ids[text]] == CONTROL
+    )
+    if any(texts <= vocabulary.ids.keys() for texts in _END_IS_NOT_LAST):
+        ends.discard(vocabulary.ids.get("<|end|>"))
+    facts = TokenizerFacts(
+        style=style,
+        bos_token_id=read_token_id(metadata, "bos", vocabulary, bos),
+        eos_token_id=eos_token_id,
+        pad_token_id=read_token_id(metadata, "padding", vocabulary),
+        eog_token_ids=frozenset(token_id for token_id in ends if token_id is not None),
+        byte_token_ids=_byte_token_ids(vocabulary),
+        add_bos=read_flag(metadata, "add_bos_token", add_bos),
+        add_eos=read_flag(metadata, "add_eos_token", False),
+        add_space_prefix=add_space_prefix,
+        unverified=unverified,
+    )
+    for wanted, token_id, name in (
+        (facts.add_bos, facts.bos_token_id, "bos"),
+        (facts.add_eos, facts.eos_token_id, "eos"),
+    ):
+        if wanted and token_id is None:
+            raise TokenizerError(
+                f"the file asks for {name.upper()} in every text, but has no `tokenizer.ggml.{name}_token_id`"
+            )
+    return facts
+
+
+def _byte_token_ids(vocabulary: Vocabulary) -> dict[int, int]:
+    found = {}
+    for token_id in vocabulary.of_type(BYTE):
+        match = _BYTE_TEXT.fullmatch(vocabulary.tokens[token_id])
+        if match is None:
+            raise TokenizerError(
+                f"token `{token_id}` is a byte, but its text is `{vocabulary.tokens[token_id]}`, not `<0xNN>`"
+            )
+        found[token_id] = int(match[1], 16)
+    return found

@@ -1,0 +1,212 @@
+"""From a checkpoint to packed parameters, strictly: every tensor has one use or a reason, every parameter one source.
+
+`resolve` reads no weights and decides everything that can fail by name or shape; `load` moves the bytes. Knows neither
+graphs nor kernels: a program says as `PackRequest`s where it wants what.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from pelton import _native
+from pelton.errors import CheckpointError, UnsupportedModelError
+from pelton.quant.detect import OTHER_FORMATS, scheme_of
+from pelton.weights.checkpoint import Checkpoint, TensorInfo, unreadable, vector_reader
+
+NAMES_SHOWN = 5  # of a list of names in an error
+
+
+class Binding(Protocol):
+    """Which tensor fills which parameter (pelton.models.architecture.Binding).
+
+    row_order: row i of the parameter is row row_order[i] of the tensor. add_one: 1 is added to each value (vectors).
+    """
+
+    @property
+    def parameter(self) -> str: ...
+    @property
+    def tensor(self) -> str: ...
+    @property
+    def row_order(self) -> tuple[int, ...] | None: ...
+    @property
+    def add_one(self) -> bool: ...
+
+
+class Ignored(Protocol):
+    """Tensors that this run does not need (pelton.models.architecture.Ignored). pattern: as fnmatch, case matters."""
+
+    @property
+    def pattern(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one parameter comes from, checked against its shape."""
+
+    parameter: str
+    tensor: TensorInfo
+    row_order: tuple[int, ...] | None
+    add_one: bool
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A checkpoint's tensors told apart. sources: by parameter. ignored: tensor -> reason."""
+
+    sources: Mapping[str, Source]
+    ignored: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PackRequest:
+    """One parameter's place in memory. A parameter may be wanted in several places.
+
+    layout:  "panels": a matrix as `_native.pack` lays it out for its stored format, `_native.packed_bytes` bytes;
+             "vector": [n] float32, consecutive.
+    """
+
+    parameter: str
+    layout: str
+    destination: _native.Buffer
+    offset: int
+
+
+def resolve(
+    checkpoint: Checkpoint,
+    bindings: Iterable[Binding],
+    ignored: Iterable[Ignored],
+    parameters: Mapping[str, tuple[int, ...]],
+) -> Resolution:
+    """Matches tensors with parameters (name -> logical shape), by headers only.
+
+    Raises CheckpointError, which names the first few, if a parameter has no tensor or one of another shape, or if a
+    tensor is neither used exactly once nor ignored.
+    """
+    sources: dict[str, Source] = {}
+    used: dict[str, str] = {}
+    absent: list[str] = []
+    for binding in bindings:
+        assert binding.parameter in parameters, f"a binding fills `{binding.parameter}`, which the model does not have"
+        assert binding.parameter not in sources, f"two bindings fill `{binding.parameter}`"
+        tensor = checkpoint.tensors.get(binding.tensor)
+        if tensor is None:
+            absent.append(binding.tensor)
+            continue
+        if tensor.name in used:
+            raise CheckpointError(
+                f"tensor `{tensor.name}` of `{checkpoint.path}` would fill both `{used[tensor.name]}` and "
+                f"`{binding.parameter}`"
+            )
+        used[tensor.name] = binding.parameter
+        sources[binding.parameter] = _source(checkpoint, binding, tensor, parameters[binding.parameter])
+    unbound = [name for name in parameters if name not in sources]
+    if absent or unbound:
+        raise CheckpointError(
+            f"`{checkpoint.path}` lacks {_listed(absent or unbound, 'tensor' if absent else 'parameter')}",
+            hint="the file is incomplete, or its metadata describes another model",
+        )
+    return Resolution(sources, _ignored(checkpoint, used, ignored))
+
+
+def load(checkpoint: Checkpoint, resolution: Resolution, requests: Sequence[PackRequest], team: _native.Team) -> None:
+    """Fills every place asked for, reading each file from front to back. Matrices are read and packed by the team.
+
+    Raises CheckpointError if a file changed or ends too early.
+    """
+    wanted = {request.parameter for request in requests}
+    unwanted = [name for name in resolution.sources if name not in wanted]
+    assert not unwanted, f"no place was asked for {_listed(unwanted, 'parameter')}"
+    work = [(resolution.sources[request.parameter], request) for request in requests]
+    order = {file: index for index, file in enumerate(checkpoint.files)}
+    work.sort(key=lambda item: (order[item[0].tensor.file], item[0].tensor.offset))
+    for file, items in itertools.groupby(work, key=lambda item: item[0].tensor.file):
+        with checkpoint.open(file) as fd:
+            for source, request in items:
+                try:
+                    _fill(source, request, checkpoint, fd, team)
+                except (EOFError, OSError) as error:
+                    raise unreadable(source.tensor, error) from error
+
+
+def _source(checkpoint: Checkpoint, binding: Binding, tensor: TensorInfo, shape: tuple[int, ...]) -> Source:
+    if tensor.shape != shape:
+        raise CheckpointError(
+            f"tensor `{tensor.name}` of `{checkpoint.path}` has shape {list(tensor.shape)}, but `{binding.parameter}` "
+            f"needs {list(shape)}",
+            hint="the model's metadata and its tensors disagree",
+        )
+    order = binding.row_order
+    if order is not None:
+        assert sorted(order) == list(range(shape[0])), f"row_order of `{binding.parameter}` is not a permutation"
+    assert not binding.add_one or len(shape) == 1, f"add_one of `{binding.parameter}` is for vectors only"
+    if len(shape) == 1:
+        vector_reader(tensor)
+    else:
+        _check_packable(checkpoint, tensor)
+    return Source(binding.parameter, tensor, order, binding.add_one)
+
+
+def _check_packable(checkpoint: Checkpoint, tensor: TensorInfo) -> None:
+    scheme_of(tensor.format, tensor.name)
+    n, k = tensor.shape
+    try:
+        _native.packed_bytes(tensor.format, n, k)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"tensor `{tensor.name}` of `{checkpoint.path}` is stored as `{tensor.format}`: {error}",
+            hint=OTHER_FORMATS,
+        ) from error
+
+
+def _ignored(checkpoint: Checkpoint, used: Mapping[str, str], patterns: Iterable[Ignored]) -> dict[str, str]:
+    """Reasons for all tensors that nothing uses. A pattern that also matches a used tensor does not undo the use."""
+    known = list(patterns)
+    reasons: dict[str, str] = {}
+    left_over: list[str] = []
+    for name in checkpoint.tensors:
+        if name in used:
+            continue
+        reason = next((item.reason for item in known if fnmatchcase(name, item.pattern)), None)
+        if reason is None:
+            left_over.append(name)
+        else:
+            reasons[name] = reason
+    if left_over:
+        raise CheckpointError(
+            f"`{checkpoint.path}` has {_listed(left_over, 'tensor')} that the model does not use",
+            hint="leaving them out would change answers; the architecture may be a variant that Pelton does not know",
+        )
+    return reasons
+
+
+def _listed(names: Sequence[str], noun: str) -> str:
+    """ "3 tensors (`a`, `b`, `c`)"."""
+    shown = ", ".join(f"`{name}`" for name in names[:NAMES_SHOWN])
+    more = ", …" if len(names) > NAMES_SHOWN else ""
+    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({shown}{more})"
+
+
+def _fill(source: Source, request: PackRequest, checkpoint: Checkpoint, fd: int, team: _native.Team) -> None:
+    tensor = source.tensor
+    if request.layout == "panels":
+        n, k = tensor.shape
+        _native.pack(
+            team, tensor.format, fd, tensor.offset, n, k, request.destination, request.offset, source.row_order
+        )
+        return
+    assert request.layout == "vector", f"`{request.parameter}` is wanted as `{request.layout}`"
+    values = checkpoint.read_vector(tensor.name)
+    if source.row_order is not None:
+        values = [values[row] for row in source.row_order]
+    if source.add_one:
+        values = [value + 1.0 for value in values]
+    packed = struct.pack(f"<{len(values)}f", *values)
+    with memoryview(request.destination) as view:
+        view[request.offset : request.offset + len(packed)] = packed

@@ -1,0 +1,149 @@
+"""A runner without tensors: it keeps tokens where keys and values would be, and draws by hashing what it can see.
+
+It holds the engine to the contract: a row sees exactly the tokens before it, in blocks that nobody else has written.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+from pelton.cache.groups import BLOCK_TOKENS, OFFSET_UNIT, CacheGroupSpec
+from pelton.engine.batch import Batch, NewRequest, SlotResult, SlotWork, StepResult, TokenLogprobs
+from pelton.engine.engine import Engine
+from pelton.engine.scheduler import EngineLimits
+
+VOCAB_SIZE = 50
+EOS = 1
+FULL = CacheGroupSpec("full", 128)
+
+
+@dataclass
+class _Slot:
+    request: NewRequest
+    token_ids: list[int]
+    tables: list[list[int | None]]
+    num_computed: int = 0
+
+
+@dataclass
+class FakeRunner:
+    """fail_on: a drawn token that makes its slot fail. interrupt_at: number of the step after which Ctrl-C comes.
+    steps: every batch, in order."""
+
+    cache_groups: list[CacheGroupSpec] = field(default_factory=lambda: [FULL])
+    fail_on: int | None = None
+    interrupt_at: int | None = None
+    steps: list[Batch] = field(default_factory=list)
+    is_closed: bool = False
+    _slots: dict[int, _Slot] = field(default_factory=dict)
+    _memory: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # (group, block) -> 16 tokens' marks
+    _owners: dict[int, tuple[int, int]] = field(default_factory=dict)  # 64 bytes of the pool -> who wrote there last
+
+    def step(self, batch: Batch) -> StepResult:
+        assert batch.work, "an empty step"
+        self.steps.append(batch)
+        for slot in batch.finished_slots:
+            del self._slots[slot]
+        for new in batch.new:
+            assert new.slot not in self._slots, "a slot was given twice"
+            self._slots[new.slot] = _Slot(new, list(new.token_ids), [])
+        assert len({work.slot for work in batch.work}) == len(batch.work), "a slot works twice in one step"
+        outcome = StepResult([self._work(work) for work in batch.work])
+        if len(self.steps) == self.interrupt_at:
+            raise KeyboardInterrupt
+        return outcome
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def _work(self, work: SlotWork) -> SlotResult:
+        slot = self._slots[work.slot]
+        self._update_tables(slot, work)
+        end = work.num_computed + work.num_tokens
+        assert work.num_computed == slot.num_computed, "computed tokens were skipped or repeated"
+        assert work.num_computed < end <= len(slot.token_ids), "unknown tokens are to be computed"
+        assert work.sample == (end == len(slot.token_ids)), "`sample` must follow the last known token"
+        for group in range(len(self.cache_groups)):
+            for position in range(work.num_computed, end):
+                block = slot.tables[group][position // BLOCK_TOKENS]
+                assert block is not None, "a token is written into a block that was given back"
+                self._write(group, block, position % BLOCK_TOKENS, hash((work.slot, slot.token_ids[position])))
+            self._look(slot, work, group)
+        slot.num_computed = end
+        prompt_logprobs = self._prompt_logprobs(slot, work, end)
+        if not work.sample:
+            return SlotResult(work.slot, None, prompt_logprobs=prompt_logprobs)
+        token_id = draw(slot.token_ids, slot.request)
+        if token_id == self.fail_on:
+            return SlotResult(work.slot, None, error="NaN in the logits")
+        slot.token_ids.append(token_id)
+        wants_logprobs = slot.request.sampling.logprobs is not None
+        return SlotResult(work.slot, token_id, logprobs_of(token_id) if wants_logprobs else None, prompt_logprobs)
+
+    def _update_tables(self, slot: _Slot, work: SlotWork) -> None:
+        if work.reset:
+            slot.tables = [[] for _ in self.cache_groups]
+            slot.num_computed = 0
+        for table, blocks in zip(slot.tables, work.new_blocks, strict=True):
+            table.extend(blocks)
+        for table, freed in zip(slot.tables, work.freed_blocks or [], strict=False):
+            table[:freed] = [None] * freed
+
+    def _look(self, slot: _Slot, work: SlotWork, group: int) -> None:
+        """Every token that the first row of this step sees is still what this slot wrote."""
+        window = self.cache_groups[group].window
+        first = 0 if window is None else max(0, work.num_computed - window + 1)
+        for position in range(first, work.num_computed + work.num_tokens):
+            block = slot.tables[group][position // BLOCK_TOKENS]
+            assert block is not None, f"position {position} is visible but was given back"
+            assert all(self._owners[unit] == (group, block) for unit in self._units(group, block)), "another group's"
+            seen = self._memory[group, block][position % BLOCK_TOKENS]
+            assert seen == hash((work.slot, slot.token_ids[position])), f"position {position} was overwritten"
+
+    def _write(self, group: int, block: int, index: int, mark: int) -> None:
+        self._memory.setdefault((group, block), [0] * BLOCK_TOKENS)[index] = mark
+        for unit in self._units(group, block):
+            self._owners[unit] = (group, block)
+
+    def _units(self, group: int, block: int) -> range:
+        return range(block, block + self.cache_groups[group].block_bytes // OFFSET_UNIT)
+
+    def _prompt_logprobs(self, slot: _Slot, work: SlotWork, end: int) -> list[TokenLogprobs] | None:
+        first = work.prompt_logprobs_from
+        if first is None:
+            return None
+        last = min(end, slot.request.num_prompt - 1)
+        assert work.num_computed < first <= last, "log-probabilities are asked for rows that are not computed"
+        return [logprobs_of(slot.token_ids[position]) for position in range(first, last + 1)]
+
+
+def draw(token_ids: list[int], request: NewRequest) -> int:
+    """A function of the known tokens, the seed and the choice alone."""
+    key = f"{token_ids}{request.seed}{request.choice}".encode()
+    token_id = zlib.crc32(key) % VOCAB_SIZE
+    has_to_go_on = len(token_ids) - request.num_prompt < request.sampling.min_tokens
+    return 2 if has_to_go_on and token_id in request.eos_token_ids else token_id
+
+
+def logprobs_of(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs([token_id, 0], [-float(token_id), -0.5], token_id + 1)
+
+
+def engine_of(
+    *,
+    groups: list[CacheGroupSpec] | None = None,
+    num_slabs: int = 64,
+    max_model_len: int = 256,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    fail_on: int | None = None,
+) -> Engine:
+    """An engine over a fake runner. A slab is 512 bytes: four blocks of the full group."""
+    limits = EngineLimits(max_model_len, max_num_seqs, max_num_batched_tokens, num_slabs * 512, 512, VOCAB_SIZE)
+    return Engine(FakeRunner(groups or [FULL], fail_on), limits, (EOS,))
+
+
+def runner_of(engine: Engine) -> FakeRunner:
+    assert isinstance(engine.runner, FakeRunner)
+    return engine.runner

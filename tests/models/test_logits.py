@@ -1,0 +1,134 @@
+"""Logits of small random models equal the reference library's, from either kind of file and every stored format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from pelton.config import load_settings
+from pelton.runner.assembly import prepare
+from pelton.runner.capture import forward_logits
+from tests.models import tiny
+
+Array = np.ndarray[Any, Any]
+
+TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, tiny.VOCAB_SIZE, 70)]
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "models"
+FLOAT_TYPES = ("F32", "F16", "BF16")
+LEGACY_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+def our_logits(path: Path, token_ids: list[int], **settings: Any) -> Array:
+    exact = {"model": str(path), "activations": "exact", "kv_dtype": "f32", "threads": 2, **settings}
+    program = prepare(load_settings(exact)).load_program()
+    rows = np.array([list(row) for _, row in forward_logits(program, token_ids)])
+    program.close()
+    return rows
+
+
+def float_tolerance(expected: Array, num_layers: int, hidden: int) -> float:
+    """Each layer adds roundings of float32 sums over `hidden` terms, which grow as the square root of their number;
+    7 products, norms and an attention per layer, six standard deviations."""
+    return float(6 * 2**-24 * np.sqrt(10 * num_layers * hidden) * np.abs(expected).max())
+
+
+def exact_tolerance(expected: Array, num_layers: int) -> float:
+    """Exact activations have 15 bits of their group's largest value, some three times their deviation: a relative error
+    of 3 / (16319 sqrt(12)) per product, 7 products per layer, six standard deviations. Softmax and gates, whose slope
+    reaches 2 at these sizes, may double it."""
+    return float(2 * 6 * 3 / (16319 * np.sqrt(12)) * np.sqrt(7 * num_layers + 1) * np.abs(expected).std())
+
+
+@pytest.mark.parametrize("name", tiny.NAMES)
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_float32_safetensors_equal_the_reference(name: str, is_tied: bool, tmp_path: Path) -> None:
+    model = tiny.make(name, is_tied=is_tied)
+    tiny.save(model, tmp_path, torch.float32)
+    expected = tiny.logits(model, TOKENS)
+    tolerance = float_tolerance(expected, model.config.num_hidden_layers, model.config.hidden_size)
+    assert np.abs(our_logits(tmp_path, TOKENS) - expected).max() <= tolerance
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_width_safetensors_equal_the_reference(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = tiny.make(name)
+    tiny.save(model, tmp_path, dtype)
+    if name == "gemma3":  # the reference rounds the embedding's scale to the weights' dtype
+        scale = torch.tensor(model.config.hidden_size**0.5, dtype=dtype).double()
+        model.model.embed_tokens.embed_scale = scale
+    expected = tiny.logits(model, TOKENS)
+    tolerance = float_tolerance(expected, model.config.num_hidden_layers, model.config.hidden_size)
+    assert np.abs(our_logits(tmp_path, TOKENS) - expected).max() <= tolerance
+
+
+@pytest.mark.parametrize("kind", [*FLOAT_TYPES, *LEGACY_TYPES])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_gguf_of_every_legacy_type_equals_the_reference(name: str, kind: str, tmp_path: Path) -> None:
+    type_ = gguf.GGMLQuantizationType[kind]
+
+    def convert(_: str, values: Array) -> tuple[Any, Any, Array]:
+        data = gguf.quants.quantize(values, type_)
+        return data, type_, gguf.quants.dequantize(data, type_)
+
+    check_gguf(name, convert, tmp_path, is_float=kind in FLOAT_TYPES)
+
+
+@pytest.mark.parametrize("kind", K_TYPES)
+@pytest.mark.parametrize("name", ["llama-256", "qwen3-256", "gemma3-256"])
+def test_gguf_of_every_k_quant_equals_the_reference(name: str, kind: str, tmp_path: Path) -> None:
+    """The reference package reads K-quants but does not write them: random blocks stand for weights."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    generator = np.random.default_rng(3)
+
+    def convert(_: str, values: Array) -> tuple[Any, Any, Array]:
+        data = random_blocks(generator, type_, values.shape)
+        meant = gguf.quants.dequantize(data, type_)
+        return data, type_, meant
+
+    check_gguf(name, convert, tmp_path, is_float=False)
+
+
+def random_blocks(generator: np.random.Generator, type_: Any, shape: tuple[int, ...]) -> Array:
+    """Valid blocks whose values deviate by about 1 / sqrt(columns)."""
+    block, nbytes = gguf.GGML_QUANT_SIZES[type_]
+    rows, columns = shape
+    data = generator.integers(0, 256, (rows, columns // block, nbytes), dtype=np.uint8)
+    scale_offsets = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[type_.name]
+    for offset in scale_offsets:
+        one = np.full(data.shape[:2], 1.0, dtype=np.float16)
+        data[:, :, offset : offset + 2] = one.view(np.uint8).reshape(*data.shape[:2], 2)
+    deviation = float(gguf.quants.dequantize(data.reshape(rows, -1), type_).std())
+    for offset in scale_offsets:
+        scale = np.full(data.shape[:2], columns**-0.5 / deviation, dtype=np.float16)
+        data[:, :, offset : offset + 2] = scale.view(np.uint8).reshape(*data.shape[:2], 2)
+    return data.reshape(rows, -1)
+
+
+def check_gguf(name: str, convert: Any, tmp_path: Path, *, is_float: bool) -> None:
+    model = tiny.make(name)
+    path = tmp_path / "model.gguf"
+    tiny.write_gguf(model, path, convert)
+    expected = tiny.logits(model, TOKENS)
+    layers, hidden = model.config.num_hidden_layers, model.config.hidden_size
+    tolerance = float_tolerance(expected, layers, hidden)
+    if not is_float:
+        tolerance += exact_tolerance(expected, layers)
+    assert np.abs(our_logits(path, TOKENS) - expected).max() <= tolerance
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_files_of_the_peers_converter_give_the_peers_logits(name: str) -> None:
+    """Made by make_llama_cpp_models.py. The peer rounds activations of float16 products to float16, hence 2**-11."""
+    described = json.loads((FIXTURES / f"{name}.json").read_text())
+    expected = np.fromfile(FIXTURES / f"{name}.logits", dtype="<f4").reshape(len(described["tokens"]), -1)
+    found = our_logits(FIXTURES / f"{name}.gguf", described["tokens"])
+    layers = described["config"]["num_hidden_layers"]
+    assert np.abs(found - expected).max() <= 6 * 2**-11 * np.sqrt(7 * layers + 1) * expected.std()

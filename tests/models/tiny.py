@@ -1,0 +1,182 @@
+"""Small models with random weights: made with the reference library, saved as safetensors, or written as GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedModel, Qwen3Config
+
+Array = np.ndarray[Any, Any]
+
+VOCAB_SIZE = 200
+_SIZES = {
+    # hidden, intermediate, layers, heads, kv heads, head_dim
+    "llama": (576, 320, 2, 9, 3, 64),
+    "llama-256": (256, 512, 2, 4, 2, 64),
+    "qwen3": (96, 160, 2, 4, 2, 80),
+    "qwen3-256": (256, 256, 2, 4, 2, 64),
+    "gemma3": (128, 96, 7, 2, 1, 256),
+    "gemma3-256": (256, 256, 7, 4, 1, 64),
+}
+LLAMA3_SCALING = {
+    "rope_theta": 10000.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+NAMES = tuple(_SIZES)
+
+
+def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
+    """float32, weights large enough that every part of a layer shows in the logits."""
+    hidden, intermediate, layers, heads, kv_heads, head_dim = _SIZES[name]
+    common: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": is_tied,
+        "attn_implementation": "eager",
+    }
+    family = name.split("-")[0]
+    if family == "llama":
+        config: Any = LlamaConfig(**common, rope_parameters=dict(LLAMA3_SCALING))
+    elif family == "qwen3":
+        config = Qwen3Config(**common)
+    else:
+        config = Gemma3TextConfig(**common, sliding_window=24, query_pre_attn_scalar=head_dim)
+    torch.manual_seed(11)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("norm.weight"):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            else:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    return model
+
+
+def logits(model: PreTrainedModel, token_ids: list[int]) -> Array:
+    """[tokens, vocab] in float64, the model's weights widened exactly."""
+    with torch.no_grad():
+        out = model.double()(torch.tensor([token_ids])).logits[0]
+    return np.asarray(out.numpy())
+
+
+def write_gguf(model: PreTrainedModel, path: Path, convert: Callable[[str, Array], tuple[Any, Any, Array]]) -> None:
+    """Writes the model and sets its weights to what the file says.
+
+    convert: (tensor name, float32 matrix) -> (raw data, its type, the matrix that the data stands for).
+    """
+    config = model.config
+    family = config.model_type.removesuffix("_text")
+    writer = gguf.GGUFWriter(path, family)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if family == "gemma3":
+        writer.add_rope_freq_base(1e6)
+        writer.add_sliding_window(config.sliding_window)
+    else:
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    state = model.state_dict()
+    for name, tensor in state.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = gguf_name(name, family)
+        values = tensor.numpy().astype(np.float32)
+        if values.ndim == 1:
+            added = 1.0 if family == "gemma3" else 0.0
+            writer.add_tensor(stored, values + np.float32(added))
+            tensor.copy_(torch.from_numpy(values + np.float32(added) - np.float32(added)))
+            continue
+        order = _pairing(name, config) if family == "llama" else None
+        written = values if order is None else values[order]
+        data, kind, meant = convert(stored, written)
+        writer.add_tensor(stored, data, raw_dtype=kind)
+        tensor.copy_(torch.from_numpy(meant if order is None else meant[np.argsort(order)]))
+    if family == "llama" and config.rope_parameters.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _divisors(config))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_GGUF_NORMS = {
+    "llama": {"post_attention_layernorm": "ffn_norm"},
+    "qwen3": {"post_attention_layernorm": "ffn_norm"},
+    "gemma3": {
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+}
+
+
+def gguf_name(name: str, family: str) -> str:
+    stem, _, suffix = name.rpartition(".")
+    known = {**_GGUF_NAMES, **_GGUF_NORMS[family]}
+    if stem in known:
+        return f"{known[stem]}.{suffix}"
+    _, _, layer, rest = stem.split(".", 3)
+    return f"blk.{layer}.{known[rest]}.{suffix}"
+
+
+def _pairing(name: str, config: Any) -> Array | None:
+    """Rows in the order in which neighbours are rotated together, as the converter stores Llama's q and k."""
+    for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+        if part in name:
+            rows = np.arange(heads * config.head_dim).reshape(heads, 2, config.head_dim // 2)
+            return np.asarray(rows.swapaxes(1, 2).reshape(-1))
+    return None
+
+
+def _divisors(config: Any) -> Array:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    dim = config.head_dim
+    plain = config.rope_parameters["rope_theta"] ** -(np.arange(0, dim, 2) / dim)
+    return np.asarray(plain / scaled.numpy(), dtype=np.float32)
+
+
+def save(model: PreTrainedModel, directory: Path, dtype: torch.dtype) -> None:
+    """As safetensors; rounds the model's weights to what the files say. Buffers, such as frequencies, stay exact."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype))
+    state = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(directory, state_dict=state)

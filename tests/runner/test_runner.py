@@ -1,0 +1,126 @@
+"""The engine on the native runner with a small model: what one request gets does not depend on anything else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from pelton import _native
+from pelton.engine.batch import Batch, TokenLogprobs
+from pelton.engine.engine import Engine
+from pelton.engine.scheduler import EngineLimits
+from pelton.errors import PeltonError
+from pelton.runner.capture import forward_logits
+from pelton.runner.runner import NativeRunner
+from pelton.sampling_params import SamplingParams
+from tests.graph.tiny_model import VOCABULARY
+from tests.runner.tiny_program import MAX_CONTEXT, MAX_TOKENS, open_tiny_program, tiny_program
+
+SLAB_BYTES = 4096  # two blocks: 32 tokens
+ROOMY, TIGHT = 64, 6  # slabs
+
+
+@contextmanager
+def open_engine(*, num_slabs: int = ROOMY, max_tokens: int = MAX_TOKENS, num_threads: int = 2) -> Iterator[Engine]:
+    program = open_tiny_program(num_threads=num_threads)
+    runner = NativeRunner(program, kv_cache_bytes=num_slabs * SLAB_BYTES, max_num_seqs=4)
+    engine = Engine(runner, EngineLimits(MAX_CONTEXT, 4, max_tokens, num_slabs * SLAB_BYTES, SLAB_BYTES, VOCABULARY))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+Answer = tuple[list[int], list[TokenLogprobs], list[TokenLogprobs]]
+
+
+def answers(engine: Engine, requests: dict[str, tuple[list[int], SamplingParams]]) -> dict[str, Answer]:
+    """Tokens, their log-probabilities and those of the prompt, by request."""
+    found: dict[str, Answer] = {request_id: ([], [], []) for request_id in requests}
+    for request_id, (prompt, sampling) in requests.items():
+        engine.add(request_id, prompt, sampling)
+    while engine.has_work:
+        for progress in engine.step():
+            assert progress.error is None
+            token_ids, logprobs, prompt_logprobs = found[progress.request_id]
+            token_ids += progress.token_ids
+            logprobs += progress.logprobs or []
+            prompt_logprobs += progress.prompt_logprobs or []
+    return found
+
+
+def requests() -> dict[str, tuple[list[int], SamplingParams]]:
+    rng = np.random.default_rng(0)
+    kinds: list[dict[str, float]] = [
+        {"temperature": 0},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"top_k": 5, "repetition_penalty": 1.2},
+        {"min_p": 0.05, "presence_penalty": 0.5},
+        {"temperature": 0, "frequency_penalty": 0.3},
+    ]
+    return {
+        f"request {index}": (
+            [int(token_id) for token_id in rng.integers(VOCABULARY, size=size)],
+            SamplingParams(**kinds[index % 5], seed=index, max_tokens=36, logprobs=3, prompt_logprobs=1),  # type: ignore[arg-type]
+        )
+        for index, size in enumerate([3, 60, 17, 90, 33, 1, 70])
+    }
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Answer]:
+    with open_engine(num_threads=1) as engine:
+        return {
+            request_id: answers(engine, {request_id: request})[request_id] for request_id, request in requests().items()
+        }
+
+
+def test_together_is_as_alone(alone: dict[str, Answer]) -> None:
+    with open_engine() as engine:
+        assert answers(engine, requests()) == alone
+
+
+def test_small_chunks_are_as_large_ones(alone: dict[str, Answer]) -> None:
+    with open_engine(max_tokens=5) as engine:
+        assert answers(engine, requests()) == alone
+
+
+def test_preempted_is_as_undisturbed(alone: dict[str, Answer]) -> None:
+    with open_engine(num_slabs=TIGHT) as engine:
+        assert answers(engine, requests()) == alone
+        assert engine.scheduler.num_preemptions > 0
+
+
+def test_greedy_answers_are_the_likeliest_by_the_logits(alone: dict[str, Answer]) -> None:
+    """A forward pass over prompt and answer, in other steps, has the very same logits."""
+    prompt, _ = requests()["request 0"]
+    token_ids, logprobs, prompt_logprobs = alone["request 0"]
+    known = [*prompt, *token_ids]
+    with tiny_program() as program:
+        rows = {position: np.array(row, np.float64) for position, row in forward_logits(program, known)}
+    told = [*prompt_logprobs, *logprobs]
+    for position, entry in enumerate(told, 1):
+        row = rows[position - 1]
+        if position >= len(prompt):
+            assert known[position] == int(np.argmax(row))
+        assert entry.token_ids[0] == known[position]
+        # A sum of 50 masses within 1e-6 of exact, and a result of up to 8 rounded to float32.
+        expected = row[known[position]] - row.max() - math.log(np.sum(np.exp(row - row.max())))
+        assert entry.logprobs[0] == pytest.approx(expected, abs=2e-6)
+
+
+def test_closing_gives_all_memory_back() -> None:
+    before = _native.memory_ledger()
+    runner = NativeRunner(open_tiny_program(), kv_cache_bytes=SLAB_BYTES, max_num_seqs=1)
+    assert _native.memory_ledger()["kv cache"] >= SLAB_BYTES
+    runner.close()
+    runner.close()
+    with pytest.raises(PeltonError, match="the runner is closed"):
+        runner.step(Batch([], [], []))
+    del runner
+    left = {owner: nbytes for owner, nbytes in _native.memory_ledger().items() if nbytes != before.get(owner, 0)}
+    assert not left
