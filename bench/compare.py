@@ -1,6 +1,6 @@
 """Pelton beside a peer: same file, same threads, runs in turn; medians, ratios pair by pair, shares of ceilings.
 
-    python bench/compare.py MODEL.gguf --peer-python PEER_VENV/bin/python --output bench/results/compare-NAME
+    python -m bench.compare MODEL.gguf --peer-python PEER_VENV/bin/python --output bench/results/compare-NAME
 
 The peer is llama.cpp through `llama-cpp-python`, built natively for this machine in an environment of its own:
     python -m venv PEER_VENV
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from bench.machine import ceilings, machine_facts
 
 HERE = Path(__file__).parent
 WORKERS = {"pelton": HERE / "worker.py", "llama.cpp": HERE / "peer_llama_cpp.py"}
@@ -40,35 +41,17 @@ def run_worker(python: str, engine: str, request: dict[str, Any]) -> dict[str, f
     return {**json.loads(rest), "first_token_s": first_token_s}
 
 
-def ceilings(threads: int) -> dict[str, float]:
-    """Measured in the same session: what the machine can do at best."""
-    from pelton import _native
-
-    team = _native.Team(threads)
-    rates = [_native.read_bandwidth(team, 1 << 28) for _ in range(5)]
-    team.close()
-    return {"read_bytes_per_s": statistics.median(rates)}
-
-
 def facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
     peer = subprocess.run(
         [arguments.peer_python, "-c", "import llama_cpp; print(llama_cpp.__version__)"], capture_output=True, text=True
     ).stdout.strip()
     return {
-        "commit": commit,
-        "cpu": model,
-        "python": platform.python_version(),
-        "system": platform.platform(),
+        **machine_facts(),
         "peer": f"llama-cpp-python {peer}",
         "model": Path(arguments.model).name,
         "threads": arguments.threads,
         "rounds": arguments.rounds,
-        "command": f"python bench/compare.py {Path(arguments.model).name} --threads {arguments.threads} "
+        "command": f"python -m bench.compare {Path(arguments.model).name} --threads {arguments.threads} "
         f"--rounds {arguments.rounds}",
     }
 

@@ -25,6 +25,7 @@
 #include "levels.h"
 #include "memory.h"
 #include "pack.h"
+#include "piece_merges.h"
 #include "program.h"
 #include "runner.h"
 #include "self_test.h"
@@ -192,6 +193,28 @@ void bind_weights(nb::module_& module) {
   module.def("read_floats", &read_floats_to_buffer, "format"_a, "fd"_a, "offset"_a, "count"_a, "destination"_a,
              "destination_offset"_a);
 }
+
+// ---- Text ----
+
+// The pairs are made of the list's own strings: a vocabulary has half a million pairs.
+nb::list piece_merges_of(const nb::list& pieces, const std::vector<double>& scores) {
+  std::vector<std::string_view> texts;
+  texts.reserve(pieces.size());
+  for (const nb::handle piece : pieces) {
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(piece.ptr(), &size);
+    if (text == nullptr) throw nb::python_error();
+    texts.emplace_back(text, static_cast<size_t>(size));
+  }
+  nb::list out;
+  for (const auto& [left, right] : piece_merges(texts, scores)) {
+    out.append(nb::make_tuple(nb::borrow(PyList_GET_ITEM(pieces.ptr(), left)),
+                              nb::borrow(PyList_GET_ITEM(pieces.ptr(), right))));
+  }
+  return out;
+}
+
+void bind_text(nb::module_& module) { module.def("piece_merges", &piece_merges_of, "pieces"_a, "scores"_a); }
 
 // ---- GGUF headers ----
 
@@ -562,6 +585,7 @@ NB_MODULE(_native, module) {
   pelton::bind_levels(module);
   pelton::bind_gguf(module);
   pelton::bind_weights(module);
+  pelton::bind_text(module);
   pelton::bind_attention(module);
   pelton::bind_program(module);
   pelton::bind_runner(module);

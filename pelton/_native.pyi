@@ -69,6 +69,11 @@ def read_floats(format: str, fd: int, offset: int, count: int, destination: Buff
     """Reads `count` floats stored as f32, f16 or bf16 and widens them, exactly, to float32 (norm weights, biases).
     Raises EOFError."""
 
+def piece_merges(pieces: list[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """All pairs of pieces that make a piece, best score of the whole first; see csrc/piece_merges.h.
+
+    pieces: all different. scores: one each. Raises ValueError."""
+
 def attention_workspace_bytes(
     max_tokens: int, max_context: int, num_threads: int, heads: int, kv_heads: int, head_dim: int
 ) -> int:

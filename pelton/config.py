@@ -25,6 +25,7 @@ Source = Literal["default", "environment", "file", "user"]
 T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
+_MAX_ROWS = 1 << 30  # rows of a step are 32-bit numbers in native code
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 
 
@@ -42,6 +43,13 @@ def _parse_integer(value: Any) -> int:
         raise ValueError
     number = int(value)
     if number < 1:
+        raise ValueError
+    return number
+
+
+def _parse_rows(value: Any) -> int:
+    number = _parse_integer(value)
+    if number > _MAX_ROWS:
         raise ValueError
     return number
 
@@ -90,6 +98,7 @@ def _choice(*names: str) -> Kind:
 
 
 _INTEGER = Kind("N|auto", "a whole number above 0, or `auto`", _auto(_parse_integer))
+_ROWS = Kind("N|auto", f"a whole number from 1 to {_MAX_ROWS}, or `auto`", _auto(_parse_rows))
 _SIZE_KIND = Kind("SIZE|auto", "a size as `512MiB`, `4GiB` or bytes, or `auto`", _auto(_parse_size))
 _FLAG = Kind("", "`true` or `false`", _parse_flag)
 _TEXT = Kind("NAME", "a text", _parse_text)
@@ -136,7 +145,7 @@ class EngineSettings:
     )
     max_num_seqs: int | None = _setting(None, _INTEGER, "sequences that run at once; auto: what the cache has room for")
     max_num_batched_tokens: int | None = _setting(
-        None, _INTEGER, "tokens computed in one step; larger prefills faster, smaller disturbs running streams less"
+        None, _ROWS, "tokens computed in one step; larger prefills faster, smaller disturbs running streams less"
     )
     threads: int | None = _setting(None, _INTEGER, "threads; auto: the physical cores that this process may use")
     level: str | None = _setting(
@@ -271,7 +280,7 @@ def load_settings(overrides: Mapping[str, Any] | None = None, file: Path | None 
 def _parse(option: Option, value: Any) -> Any:
     try:
         return option.kind.parse(value)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise UsageError(f"`{option.name}` is `{value}`; it takes {option.kind.takes}") from error
 
 

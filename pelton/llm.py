@@ -90,9 +90,14 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self._loaded.tokenizer
 
+    @property
+    def recommended_sampling(self) -> Mapping[str, Any]:
+        """Fields of SamplingParams that the model's own generation settings give, and only those."""
+        return self._loaded.sampling_defaults
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's own generation settings say, else the defaults of SamplingParams."""
-        return SamplingParams(**self._loaded.sampling_defaults)
+        return SamplingParams(**self.recommended_sampling)
 
     def generate(
         self,
@@ -261,8 +266,13 @@ class LLM:
     def _start(self, text: str | None, token_ids: list[int], sampling: SamplingParams, priority: int = 0) -> Answer:
         loaded = self._loaded
         request_id = str(next(self._request_numbers))
-        loaded.engine.add(request_id, token_ids, sampling, priority=priority)
+        # Known here before the engine knows of it: a step never tells of a request that has no answer.
         answer = self._answers[request_id] = Answer(request_id, text, token_ids, sampling, loaded.tokenizer)
+        try:
+            loaded.engine.add(request_id, token_ids, sampling, priority=priority)
+        except BaseException:
+            self._end(answer)
+            raise
         return answer
 
     def _step(self) -> None:

@@ -23,6 +23,7 @@ from pelton.cache.groups import (
 from pelton.config import Settings
 from pelton.engine.scheduler import EngineLimits
 from pelton.errors import MemoryPlanError, UsageError
+from pelton.sizes import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -124,17 +125,6 @@ def resolve(settings: Settings, model: ModelFacts, platform: PlatformFacts) -> P
     or unusable level.
     """
     return _Resolver(settings, model, platform).plan()
-
-
-def format_bytes(nbytes: int) -> str:
-    """`640 B`, `23.4 MiB`, `4.94 GiB`: to the precision that a reader needs to compare."""
-    if nbytes < 1 << 10:
-        return f"{nbytes} B"
-    if nbytes < 1 << 20:
-        return f"{nbytes / (1 << 10):.1f} KiB"
-    if nbytes < 1 << 30:
-        return f"{nbytes / _MIB:.1f} MiB"
-    return f"{nbytes / (1 << 30):.2f} GiB"
 
 
 class _Resolver:

@@ -10,6 +10,10 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_CHOICES = 16
 MAX_LOGIT_BIAS = 1024
+# Text of this length can be held back, and is copied once per piece that comes meanwhile.
+MAX_STOP_CHARACTERS = 1024
+# The least positive number that kernels divide by or compare with: float32's least normal one.
+LEAST_POSITIVE = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +61,29 @@ class SamplingParams:
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-        _check("n", self.n, 1, MAX_CHOICES)
+        _check_integer("n", self.n, 1, MAX_CHOICES)
         _check("temperature", self.temperature, 0.0, 100.0)
-        _check("top_k", self.top_k, -1, 1 << 31)
-        _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_integer("top_k", self.top_k, -1, 1 << 31)
+        _check("top_p", self.top_p, LEAST_POSITIVE, 1.0)
         _check("min_p", self.min_p, 0.0, 1.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check("repetition_penalty", self.repetition_penalty, LEAST_POSITIVE, 100.0)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
-            _check("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+            _check_integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
         if self.max_tokens is not None:
-            _check("max_tokens", self.max_tokens, 1, 1 << 31)
-        _check("min_tokens", self.min_tokens, 0, 1 << 31)
+            _check_integer("max_tokens", self.max_tokens, 1, 1 << 31)
+        _check_integer("min_tokens", self.min_tokens, 0, 1 << 31)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise UsageError(f"`min_tokens` is `{self.min_tokens}`, more than `max_tokens`, `{self.max_tokens}`")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _check(name, value, 0, MAX_LOGPROBS)
+                _check_integer(name, value, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOP_STRINGS or any(not isinstance(s, str) or not s for s in self.stop):
             raise UsageError(f"`stop` takes at most {MAX_STOP_STRINGS} strings, none of them empty")
+        if any(len(stop) > MAX_STOP_CHARACTERS for stop in self.stop):
+            raise UsageError(f"a stop string has at most {MAX_STOP_CHARACTERS} characters")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise UsageError(f"`logit_bias` has `{len(self.logit_bias)}` entries; at most {MAX_LOGIT_BIAS} are taken")
         for token, bias in self.logit_bias.items():
@@ -86,9 +92,14 @@ class SamplingParams:
             _check(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
 
-def _check(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int):
+        raise UsageError(f"`{name}` is `{value!r}`, which is not a whole number")
+    _check(name, value, low, high)
+
+
+def _check(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise UsageError(f"`{name}` is `{value!r}`, which is not a number")
-    if value < low or value > high or (open_low and value == low):
-        bound = "above" if open_low else "at least"
-        raise UsageError(f"`{name}` is `{value}`; it must be {bound} {low} and at most {high}")
+    if value < low or value > high:
+        raise UsageError(f"`{name}` is `{value}`; it must be at least {low} and at most {high}")

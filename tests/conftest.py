@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.report import FullRunReport
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="every test at its full count; writes a report")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--all"):
+        config.pluginmanager.register(FullRunReport())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -76,6 +76,8 @@ def test_auto_is_none_and_lists_take_commas() -> None:
         ("threads", "many"),
         ("kv_cache_bytes", "4 pigs"),
         ("kv_cache_bytes", "0"),
+        ("kv_cache_bytes", "9" * 400 + "GiB"),
+        ("max_num_batched_tokens", (1 << 30) + 1),
         ("kv_dtype", "int3"),
         ("activations", None),
         ("strict", "perhaps"),

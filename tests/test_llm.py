@@ -301,6 +301,20 @@ def test_an_empty_prompt_is_refused() -> None:
         make_llm().generate("", SAMPLING)
 
 
+def test_a_request_that_cannot_start_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_llm() as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine_under(llm), "add", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate([1, 2, 3])
+        assert not llm._answers
+        assert len(llm.generate([1, 2, 3])) == 1
+
+
+def _interrupt(*arguments: object, **named: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_the_models_own_sampling_is_the_default() -> None:
     llm = make_llm(defaults={"temperature": 0.6, "max_tokens": 3})
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, max_tokens=3)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from pelton.errors import RequestError, UsageError
 from pelton.outputs import RequestOutput
 
 
@@ -44,8 +45,6 @@ def show(outputs: Iterator[RequestOutput], *, quietly: bool = False) -> Answer:
 
     Raises RequestError if the engine gave the request up.
     """
-    from pelton.errors import RequestError
-
     pieces: list[str] = []
     prompt_tokens = completion_tokens = 0
     finish_reason = "interrupted"
@@ -75,7 +74,15 @@ def show(outputs: Iterator[RequestOutput], *, quietly: bool = False) -> Answer:
 
 
 def piped_text() -> str:
-    """What was piped in, or "" at a terminal."""
-    if sys.stdin is None or sys.stdin.isatty():
+    """What was piped in, or "" at a terminal. Raises UsageError if it is not text."""
+    if sys.stdin is None or is_terminal():
         return ""
-    return sys.stdin.read()
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"what was piped in is not UTF-8 text: byte `{error.start}` of it") from error
+
+
+def is_terminal() -> bool:
+    """Whether somebody types; standard input may also be closed."""
+    return sys.stdin is not None and sys.stdin.isatty()

@@ -9,7 +9,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from pelton.cli.options import add_json, add_settings, settings_from
+from pelton.cli.options import add_json, add_settings, positive, settings_from
 from pelton.config import DEFAULT_MODEL
 from pelton.sampling_params import SamplingParams
 
@@ -22,9 +22,11 @@ BANDWIDTH_BYTES = 256 << 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=("latency",), help="latency: one stream alone")
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help=f"which model ({DEFAULT_MODEL})")
-    parser.add_argument("--pp", type=int, nargs="+", default=[128, 512], metavar="N", help="prompt lengths (128 512)")
-    parser.add_argument("--tg", type=int, default=64, metavar="N", help="tokens to decode (64)")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="runs of each (5)")
+    parser.add_argument(
+        "--pp", type=positive, nargs="+", default=[128, 512], metavar="N", help="prompt lengths (128 512)"
+    )
+    parser.add_argument("--tg", type=positive, default=64, metavar="N", help="tokens to decode (64)")
+    parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="runs of each (5)")
     add_json(parser)
     add_settings(parser, "engine", "store")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pelton.cli.answering import Answer, piped_text, show
-from pelton.cli.options import add_json, add_sampling, add_settings, sampling_from, settings_from
+from pelton.cli.answering import Answer, is_terminal, piped_text, show
+from pelton.cli.options import SAMPLING, add_json, add_sampling, add_settings, sampling_given, settings_from
 from pelton.config import DEFAULT_MODEL
 from pelton.errors import PeltonError, UsageError
 from pelton.sampling_params import SamplingParams
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # What an answer is sampled with where neither the user nor the model says.
 DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 4096}
+# What `/set` changes: one value each.
+SETTABLE = tuple(name for name in SAMPLING if name != "stop")
 HISTORY_LINES = 1000
 
 
@@ -42,13 +45,14 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     prompt = "\n\n".join(part for part in (arguments.prompt, piped_text().strip()) if part)
     is_interactive = not prompt
-    if is_interactive and (arguments.json or not sys.stdin.isatty()):
+    if is_interactive and (arguments.json or not is_terminal()):
         raise UsageError("there is no prompt", 'give one: pelton chat "Why is the sky blue?"')
-    sampling = sampling_from(arguments, DEFAULTS)
+    given = sampling_given(arguments)
 
     from pelton.llm import LLM
 
     with LLM.from_settings(settings_from(arguments, model=arguments.model)) as llm:
+        sampling = SamplingParams(**{**DEFAULTS, **llm.recommended_sampling, **given})
         conversation = Conversation(llm, sampling, arguments.system)
         if is_interactive:
             return Terminal(conversation).run()
@@ -77,7 +81,8 @@ class Conversation:
     def ask(self, text: str, *, quietly: bool = False) -> Answer:
         messages = [*self.messages, {"role": "user", "content": text}]
         answer = show(self.llm.stream_chat(messages, self.sampling), quietly=quietly)
-        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        if answer.completion_tokens:
+            self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         return answer
 
     def take_back(self) -> str | None:
@@ -94,11 +99,12 @@ class Terminal:
 
     def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
+        self._has_left = False
         self.commands: dict[str, tuple[Callable[[str], bool], str]] = {
             "/help": (self._help, "list these commands"),
             "/clear": (self._clear, "forget the conversation"),
             "/system": (self._system, "TEXT: set the system message and start anew"),
-            "/set": (self._set, "NAME VALUE: change a sampling setting, as /set temperature 0"),
+            "/set": (self._set, "[NAME VALUE]: show or change how answers are sampled, as /set temperature 0"),
             "/retry": (self._retry, "answer the last question again"),
             "/tokens": (self._tokens, "tokens of the conversation and of the context"),
             "/bye": (self._bye, "leave"),
@@ -108,7 +114,7 @@ class Terminal:
         print(f"{self.conversation.llm.model_name}. /help lists commands; Ctrl-C stops an answer, twice leaves.")
         with _History():
             is_leaving = False
-            while True:
+            while not self._has_left:
                 try:
                     line = input("> ").strip()
                 except EOFError:
@@ -121,8 +127,7 @@ class Terminal:
                     print("\n(Ctrl-C again leaves)")
                     continue
                 is_leaving = self._turn(line)
-                if line == "/bye":
-                    return 0
+        return 0
 
     def _turn(self, line: str) -> bool:
         """One line. True if its answer was stopped by Ctrl-C."""
@@ -162,7 +167,10 @@ class Terminal:
 
     def _set(self, rest: str) -> bool:
         name, _, value = rest.partition(" ")
-        self.conversation.sampling = changed(self.conversation.sampling, name, value.strip())
+        if name:
+            self.conversation.sampling = changed(self.conversation.sampling, name, value.strip())
+        for known in [name] if name else SETTABLE:
+            print(f"  {known} {getattr(self.conversation.sampling, known)}")
         return False
 
     def _retry(self, rest: str) -> bool:
@@ -180,16 +188,14 @@ class Terminal:
         return False
 
     def _bye(self, rest: str) -> bool:
+        self._has_left = True
         return False
 
 
 def changed(sampling: SamplingParams, name: str, value: str) -> SamplingParams:
     """Raises UsageError on an unknown name or a value that can't be."""
-    from pelton.cli.options import SAMPLING
-
-    if name not in SAMPLING or name == "stop":
-        names = ", ".join(known for known in SAMPLING if known != "stop")
-        raise UsageError(f"`{name}` is not a sampling setting", f"there are: {names}")
+    if name not in SETTABLE:
+        raise UsageError(f"`{name}` is not a sampling setting", f"there are: {', '.join(SETTABLE)}")
     try:
         number = SAMPLING[name][0](value)
     except ValueError as error:
@@ -227,7 +233,7 @@ class _History:
         except ImportError:  # a Python without line editing still converses
             return
         readline.set_history_length(HISTORY_LINES)
-        if self._path.is_file():
+        with suppress(OSError):  # another library's file, or unreadable
             readline.read_history_file(self._path)
 
     def __exit__(self, *exception: object) -> None:

@@ -25,10 +25,15 @@ class Check:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tokenizers", action="store_true", help="list how far each known kind of pre-tokenizer has been checked"
+    )
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.tokenizers:
+        return _list_tokenizers(as_json=arguments.json)
     checks = [*_system(), *_levels(), *_memory()]
     if arguments.json:
         print(json.dumps({"checks": [asdict(check) for check in checks]}, indent=1))
@@ -39,6 +44,19 @@ def run(arguments: argparse.Namespace) -> int:
             if check.fix:
                 print(f"      {'':<{width}}  → {check.fix}")
     return 1 if any(check.status == "fail" for check in checks) else 0
+
+
+def _list_tokenizers(*, as_json: bool) -> int:
+    from pelton.text.pre_tokenizers import pre_tokenizer_status
+
+    statuses = pre_tokenizer_status()
+    if as_json:
+        print(json.dumps({"pre_tokenizers": dict(statuses)}, indent=1))
+        return 0
+    width = max(len(name) for name, _ in statuses)
+    for name, status in statuses:
+        print(f"{name:<{width}}  {status}")
+    return 0
 
 
 def _system() -> list[Check]:
@@ -75,9 +93,9 @@ def _levels() -> list[Check]:
 
 def _memory() -> list[Check]:
     from pelton import _native
-    from pelton.plan import format_bytes
     from pelton.platforms.cpu.memory import usable_memory
     from pelton.platforms.cpu.topology import usable_cores
+    from pelton.sizes import format_bytes
 
     memory = usable_memory()
     num_threads = usable_cores().num_threads

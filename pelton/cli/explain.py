@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from pelton.cli.options import add_json, add_settings, settings_from
 from pelton.config import DEFAULT_MODEL
-from pelton.plan import format_bytes
+from pelton.platforms.discover import statuses
+from pelton.sizes import format_bytes
+from pelton.text.chat_template import has_chat_template
+from pelton.text.pre_tokenizers import verification
 
 if TYPE_CHECKING:
     from pelton.runner.assembly import PreparedModel
+    from pelton.weights.checkpoint import Checkpoint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +62,8 @@ def describe(model: PreparedModel) -> dict[str, Any]:
             "formats": dict(Counter(tensor.format for tensor in matrices)),
             "file_bytes": model.checkpoint.nbytes,
         },
+        "tokenizer": _tokenizer(model.checkpoint),
+        "extensions": [asdict(extension) for extension in statuses(own=False)],
         "platform": {"name": model.platform.name, **model.platform.facts()},
         "settings": [asdict(decision) for decision in plan.decisions.values()],
         "memory": [asdict(line) for line in plan.memory],
@@ -76,6 +82,22 @@ def describe(model: PreparedModel) -> dict[str, Any]:
     }
 
 
+def _tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the files say of it; nothing is built. checked: of GGUF's pre types alone, a tokenizer.json says all."""
+    if checkpoint.kind != "gguf":
+        source = checkpoint.files[0].parent
+        name = "tokenizer.json" if "tokenizer.json" in checkpoint.sidecars else None
+        return {"model": name, "pre": None, "checked": None, "has_chat_template": has_chat_template(source)}
+    metadata = checkpoint.metadata
+    pre = metadata.get("tokenizer.ggml.pre")
+    return {
+        "model": metadata.get("tokenizer.ggml.model"),
+        "pre": pre,
+        "checked": verification(pre) if isinstance(pre, str) else None,
+        "has_chat_template": has_chat_template(metadata),
+    }
+
+
 def _product(shape: tuple[int, ...]) -> int:
     product = 1
     for size in shape:
@@ -90,7 +112,8 @@ def _sections(document: dict[str, Any], *, tensors: bool, nodes: bool) -> list[t
         (
             "MODEL",
             [
-                f"{facts['name']} ({facts['path']})",
+                facts["name"],
+                *([] if facts["path"] == facts["name"] else [facts["path"]]),
                 f"{facts['architecture']}, {facts['layers']} layers, hidden {facts['hidden_size']}, "
                 f"vocabulary {facts['vocab_size']}, context {facts['max_position']}",
                 f"{facts['parameters'] / 1e6:.1f} M parameters in {format_bytes(facts['file_bytes'])}, matrices: "
@@ -98,10 +121,14 @@ def _sections(document: dict[str, Any], *, tensors: bool, nodes: bool) -> list[t
                 *(f"not used: {row['name']} ({row['use'].removeprefix('ignored: ')})" for row in ignored),
             ],
         ),
+        ("TEXT", _text(document["tokenizer"])),
         ("PLATFORM", [f"{name}: {text}" for name, text in document["platform"].items()]),
         ("SETTINGS", _aligned([(s["name"], _value(s), s["source"], s["reason"]) for s in document["settings"]])),
         ("MEMORY", _aligned([(m["name"], format_bytes(m["nbytes"]), m["detail"]) for m in document["memory"]])),
     ]
+    if document["extensions"]:
+        found = [(e["group"], e["name"], e["value"], e["error"] or "usable") for e in document["extensions"]]
+        sections.append(("EXTENSIONS", _aligned(found)))
     if document["reductions"]:
         sections.append(("REDUCED", document["reductions"]))
     if tensors:
@@ -112,6 +139,14 @@ def _sections(document: dict[str, Any], *, tensors: bool, nodes: bool) -> list[t
         sections.append(("TENSORS", _aligned(rows)))
     sections.append(("KERNELS", _nodes(document["nodes"]) if nodes else _kinds(document["nodes"])))
     return sections
+
+
+def _text(tokenizer: dict[str, Any]) -> list[str]:
+    kind = f"tokenizer: {tokenizer['model'] or 'none'}"
+    if tokenizer["pre"] is not None:
+        kind += f", words cut as `{tokenizer['pre']}` ({tokenizer['checked']})"
+    template = "yes" if tokenizer["has_chat_template"] else "none: the model continues texts (`pelton generate`)"
+    return [kind, f"chat template: {template}"]
 
 
 def _value(decision: dict[str, Any]) -> str:

@@ -6,10 +6,12 @@ import argparse
 import sys
 
 from pelton.cli.answering import piped_text, show
-from pelton.cli.options import add_json, add_sampling, add_settings, sampling_from, settings_from
+from pelton.cli.options import add_json, add_sampling, add_settings, sampling_given, settings_from
 from pelton.config import DEFAULT_MODEL
 from pelton.errors import UsageError
+from pelton.sampling_params import SamplingParams
 
+# Where neither the user nor the model says.
 DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 256}
 
 
@@ -27,11 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = arguments.prompt if arguments.prompt is not None else piped_text()
     if not prompt:
         raise UsageError("there is no text to continue", 'give one: pelton generate "Once upon a time"')
-    sampling = sampling_from(arguments, DEFAULTS)
+    given = sampling_given(arguments)
 
     from pelton.llm import LLM
 
     with LLM.from_settings(settings_from(arguments, model=arguments.model)) as llm:
+        sampling = SamplingParams(**{**DEFAULTS, **llm.recommended_sampling, **given})
         answer = show(llm.stream(prompt, sampling), quietly=arguments.json)
     if arguments.json:
         print(answer.to_json())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from pelton.errors import PeltonError, UsageError
 
@@ -29,37 +31,91 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 error, 2 usage, 3 model, 4 memory, 5 network, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _prepare_output()
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except PeltonError as error:
         _report(error, as_json="--json" in arguments)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing is left to tell, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has gone
+        return 1
+    except OSError as error:
+        # Such as a disk that filled up under our output. What is known of a file is a PeltonError by now.
+        _drop_output()
+        _report(PeltonError(str(error)), as_json=False)
         return 1
 
 
+def _prepare_output() -> None:
+    """Text that the terminal's encoding lacks is shown as `?`; a standard output that is closed takes everything."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open to the end of the process)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """Nothing more is told on standard output, not even at exit."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # standard output is no file: nothing can break it
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
 def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0 if arguments else 2
     name, rest = arguments[0], arguments[1:]
     if name == "--version":
         name = "version"
+    parser, run = command(name)
+    try:
+        parsed, unknown = parser.parse_known_args(rest)
+    except SystemExit as end:  # how argparse leaves after --help
+        return int(end.code or 0)
+    if unknown:
+        raise _unknown_arguments(parser, unknown)
+    _configure_logging()
+    return run(parsed)
+
+
+def command(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
+    """A command's parser, and what runs it. Raises UsageError with the nearest name if there is none of that name."""
     if name not in COMMANDS:
         nearest = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean `pelton {nearest[0]}`?" if nearest else "`pelton --help` lists the commands"
         raise UsageError(f"`{name}` is not a command", hint)
     module_name, summary = COMMANDS[name]
     module = importlib.import_module(module_name)
-    parser = argparse.ArgumentParser(prog=f"pelton {name}", description=_sentence(summary), allow_abbrev=False)
+    parser = _Parser(prog=f"pelton {name}", description=_sentence(summary), allow_abbrev=False)
     module.add_arguments(parser)
-    parsed = parser.parse_args(rest)
-    _configure_logging()
-    return int(module.run(parsed))
+    return parser, module.run
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"`{self.prog} --help` lists what it takes")
+
+
+def _unknown_arguments(parser: argparse.ArgumentParser, unknown: list[str]) -> UsageError:
+    """Of the first one: what follows it is often its value."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    name = unknown[0].partition("=")[0]
+    if not name.startswith("-"):
+        return UsageError(f"`{name}` is one argument too many", f"quote texts with spaces; see `{parser.prog} --help`")
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean `{nearest[0]}`?" if nearest else f"`{parser.prog} --help` lists what it takes"
+    return UsageError(f"`{parser.prog}` has no option `{name}`", hint)
 
 
 def _overview() -> str:
@@ -73,7 +129,7 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "`pelton COMMAND --help` says more.",
+            "`pelton help COMMAND` says more.",
         ]
     )
 

@@ -8,7 +8,8 @@ import time
 from typing import Any
 
 from pelton.cli.options import add_json, add_settings, settings_from
-from pelton.plan import format_bytes
+from pelton.errors import UsageError
+from pelton.sizes import format_bytes
 from pelton.weights.reference import find_stored, pull
 from pelton.weights.store import Store, StoredModel
 
@@ -24,10 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pelton.errors import UsageError
-
     store_settings = settings_from(arguments).store
+    if arguments.update and arguments.action != "pull":
+        raise UsageError("`--update` belongs to `pelton models pull`")
     if arguments.action == "ls":
+        if arguments.name:
+            raise UsageError("`pelton models ls` takes no names: it lists all")
         rows = [_row(model) for model in Store(store_settings).models()]
         _print(arguments, {"cache_dir": str(store_settings.cache_dir), "models": rows}, [_line(row) for row in rows])
         return 0

@@ -57,7 +57,16 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         group.add_argument("--" + name.replace("_", "-"), type=kind, action=action, metavar=metavar, help=text)
 
 
-def sampling_from(arguments: argparse.Namespace, defaults: dict[str, Any]) -> SamplingParams:
-    """defaults: for this command, by name, where the user says nothing."""
+def sampling_given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the user asks for, by name. Raises UsageError on a value that can't be: before a model is loaded."""
     given = {name: value for name in SAMPLING if (value := getattr(arguments, name)) is not None}
-    return SamplingParams(**{**defaults, **given})
+    SamplingParams(**given)
+    return given
+
+
+def positive(text: str) -> int:
+    """For argparse: a whole number above 0."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number

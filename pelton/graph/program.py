@@ -127,10 +127,10 @@ class _Chooser:
         for provider in self.usable:
             kernel, reason = self._usable(provider, node.op.name)
             if kernel is not None:
-                group = Group(node.op.name, (node,), kernel)
+                group = Group(node.op.name, (node,), kernel, tuple(passed_over))
                 reason = kernel.declines(group, self.settings) or ""
                 if not reason:
-                    return replace(group, passed_over=tuple(passed_over))
+                    return group
             passed_over.append(PassedOver(f"{provider.name}/{node.op.name}", reason))
         reasons = "; ".join(f"{item.kernel}: {item.reason}" for item in (*self.unusable, *passed_over))
         raise KernelError(f"`{node.name}` has no kernel ({reasons})", "enable one of these kernels")
@@ -182,10 +182,9 @@ def _lower(graph: Graph, chooser: _Chooser) -> list[Group]:
 
 
 def _with_outputs(groups: Sequence[Group], kept: frozenset[Value]) -> list[Group]:
-    read = {value for group in groups for value in group.inputs}
+    wanted = kept | {value for group in groups for value in (*group.inputs, *group.kernel.always_writes(group))}
     written = []
     for group in groups:
-        wanted = read | kept | set(group.kernel.always_writes(group))
         outputs = tuple(value for node in group.members for value in node.outputs if value in wanted)
         written.append(replace(group, outputs=outputs))
     return written

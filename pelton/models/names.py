@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from pelton.models.architecture import Binding
 from pelton.models.spec import AttentionSpec, LayerSpec, ModelSpec
@@ -93,6 +94,7 @@ def _matrix(parameter: str, tensor: str, has_bias: bool, row_order: tuple[int, .
     return bindings
 
 
+@cache  # the same in every layer
 def half_order(heads: int, head_dim: int) -> tuple[int, ...]:
     """Rows of a matrix whose heads pair neighbours (2 i, 2 i + 1), in the order that pairs (i, i + head_dim / 2)."""
     half = head_dim // 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pelton.errors import CheckpointError
+
 
 @dataclass(frozen=True)
 class RotarySpec:
@@ -22,7 +24,10 @@ class RotarySpec:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """scale multiplies q·k. window: tokens seen, the query's own included; None sees all."""
+    """scale multiplies q·k. window: tokens seen, the query's own included; None sees all.
+
+    Raises CheckpointError if the query heads don't divide among the KV heads.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -33,6 +38,10 @@ class AttentionSpec:
     has_qk_norm: bool = False
     has_qkv_bias: bool = False
     has_output_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads != 0:
+            raise CheckpointError(f"`{self.num_heads}` heads don't divide among `{self.num_kv_heads}` KV heads")
 
 
 @dataclass(frozen=True)

@@ -59,12 +59,13 @@ def load_extension(group: str, name: str, value: str) -> tuple[Any, str | None]:
         return None, reason
 
 
-def statuses(groups: Iterable[str] = (PLATFORMS, PROVIDERS, MODELS)) -> list[Extension]:
-    """Every extension that is installed, imported to see whether it can be."""
+def statuses(groups: Iterable[str] = (PLATFORMS, PROVIDERS, MODELS), *, own: bool = True) -> list[Extension]:
+    """Every extension that is installed, imported to see whether it can be. own: Pelton's among them."""
     return [
         Extension(group, name, value, load_extension(group, name, value)[1])
         for group in groups
         for name, value in find_extensions(group).items()
+        if own or name not in OWN.get(group, {})
     ]
 
 

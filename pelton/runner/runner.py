@@ -5,6 +5,7 @@ It knows no model and no device; a platform hands over the program, with its wei
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
 from pelton import _native
@@ -64,15 +65,27 @@ class NativeRunner:
         return self._groups
 
     def step(self, batch: Batch) -> StepResult:
-        """Raises ValueError if the batch does not fit what the slots know; the state of its slots is undefined then."""
-        native = self._native
-        if native is None:
-            raise PeltonError("the runner is closed")
+        """Raises ValueError if the batch does not fit what the slots know. After that, or after Ctrl-C, the batch's
+        slots can be given back and given anew.
+        """
         for slot in batch.finished_slots:
-            native.release(slot)
+            self._vacate(slot)
         for request in batch.new:
-            native.enter(request)
-        return StepResult([slot_result(*outcome) for outcome in native.step(batch.work)])
+            self._vacate(request.slot)
+            self._open.enter(request)
+        return StepResult([slot_result(*outcome) for outcome in self._open.step(batch.work)])
+
+    @property
+    def _open(self) -> _native.Runner:
+        # Never kept in a local: the traceback of a step that failed would keep it, and the pool with it, past `close`.
+        if self._native is None:
+            raise PeltonError("the runner is closed")
+        return self._native
+
+    def _vacate(self, slot: int) -> None:
+        """A step that broke off may have left a slot empty that is given back, or full that is given anew."""
+        with suppress(ValueError):  # it holds no request
+            self._open.release(slot)
 
     def close(self) -> None:
         """Gives all memory back. Idempotent."""

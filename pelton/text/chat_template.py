@@ -221,6 +221,11 @@ def load_chat_template(
     return ChatTemplate(text, tokenizer)
 
 
+def has_chat_template(source: Mapping[str, object] | Path) -> bool:
+    """Whether load_chat_template would find one; it is not compiled."""
+    return bool(_sources_of_directory(source) if isinstance(source, Path) else _sources_of_metadata(source))
+
+
 def _sources_of_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
     """All templates by name: the one without a name is the default."""
     key = "tokenizer.chat_template"

@@ -12,8 +12,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
+from pelton import _native
 from pelton.errors import TokenizerError, UnsupportedModelError
 from pelton.text.gguf_vocabulary import (
     BYTE,
@@ -198,16 +200,9 @@ def _merges_from_scores(vocabulary: Vocabulary, scores: Sequence[float]) -> list
     the order among the pairs of one piece is free. Control, unknown and byte tokens are no pieces: text makes none.
     """
     no_pieces = (CONTROL, UNKNOWN, BYTE)
-    piece_ids = [token_id for token_id, kind in enumerate(vocabulary.types) if kind not in no_pieces]
-    pieces = {vocabulary.tokens[token_id] for token_id in piece_ids}
-    piece_ids.sort(key=scores.__getitem__, reverse=True)
-    return [
-        (left, right)
-        for token_id in piece_ids
-        for piece in (vocabulary.tokens[token_id],)
-        for cut in range(1, len(piece))
-        if (left := piece[:cut]) in pieces and (right := piece[cut:]) in pieces
-    ]
+    is_piece = [kind not in no_pieces for kind in vocabulary.types]
+    pieces = list(compress(vocabulary.tokens, is_piece))
+    return _native.piece_merges(pieces, list(compress(scores, is_piece)))
 
 
 def _space_mark_decoder(*, strip: bool) -> decoders.Decoder:

@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from pelton.errors import UsageError
-
-# Text of this length can be held back, and is copied once per piece that comes meanwhile.
-MAX_STOP_CHARACTERS = 1024
+from pelton.sampling_params import MAX_STOP_CHARACTERS
 
 
 class StopMatcher:

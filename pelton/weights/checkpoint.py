@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pelton.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from pelton.sizes import format_bytes
 from pelton.weights.vectors import VECTOR_READERS
 
 # Files beside safetensors that text and generation settings are read from.
@@ -174,6 +175,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if len(models) == 1:
         return GgufCheckpoint.open_file(models[0].path)
     if models:
-        choices = "".join(f"\n  {model.path.name}  {model.nbytes / 1e9:.2f} GB" for model in models)
+        choices = "".join(f"\n  {model.path.name}  {format_bytes(model.nbytes)}" for model in models)
         raise ModelNotFoundError(f"`{path}` holds several models:{choices}", hint="name one of the files")
     return SafetensorsCheckpoint.open_directory(path)

@@ -14,26 +14,15 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from pelton.errors import DownloadError, ModelNotFoundError
+from pelton.sizes import format_bytes
 from pelton.weights import progress
 from pelton.weights.checkpoint import SIDECAR_NAMES
 from pelton.weights.gguf import SHARD_NAME
-from pelton.weights.store import Fetched, StoredFile, format_bytes, is_plain_name, require_room, sha256_of
+from pelton.weights.reference import HubReference
+from pelton.weights.store import Fetched, StoredFile, is_plain_name, require_room, sha256_of
 
 INDEX_NAME = "model.safetensors.index.json"
 TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True)
-class HubReference:
-    """`org/repo[@revision][:QUANT]`. quant: as it stands in the names of .gguf files."""
-
-    repo: str
-    revision: str | None
-    quant: str | None
-
-    def __str__(self) -> str:
-        revision = f"@{self.revision}" if self.revision else ""
-        return f"hf://{self.repo}{revision}" + (f":{self.quant}" if self.quant else "")
 
 
 @dataclass(frozen=True)

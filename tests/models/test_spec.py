@@ -10,7 +10,7 @@ import pytest
 from pelton.errors import CheckpointError, UnsupportedModelError
 from pelton.models.names import half_order
 from pelton.models.registry import ARCHITECTURES, architecture_of, build_graph
-from pelton.models.spec import LayerSpec
+from pelton.models.spec import AttentionSpec, LayerSpec
 from tests.models.fake_checkpoint import FakeCheckpoint, FakeTensor
 
 LLAMA_CONFIG: dict[str, Any] = {
@@ -127,3 +127,9 @@ def test_impossible_value_is_named(key: str, value: Any) -> None:
     checkpoint = FakeCheckpoint("safetensors", {**LLAMA_CONFIG, key: value})
     with pytest.raises(CheckpointError, match=key):
         architecture_of(checkpoint).spec(checkpoint)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 2), (9, 2), (3, 9)])
+def test_heads_that_do_not_divide_among_kv_heads_are_refused(heads: int, kv_heads: int) -> None:
+    with pytest.raises(CheckpointError, match=f"`{heads}` heads don't divide among `{kv_heads}` KV heads"):
+        AttentionSpec(heads, kv_heads, 64, None, 1.0)

@@ -107,7 +107,7 @@ def write_gguf(model: PreTrainedModel, path: Path, convert: Callable[[str, Array
             writer.add_tensor(stored, values + np.float32(added))
             tensor.copy_(torch.from_numpy(values + np.float32(added) - np.float32(added)))
             continue
-        order = _pairing(name, config) if family == "llama" else None
+        order = rotated_neighbours(name, config) if family == "llama" else None
         written = values if order is None else values[order]
         data, kind, meant = convert(stored, written)
         writer.add_tensor(stored, data, raw_dtype=kind)
@@ -155,7 +155,7 @@ def gguf_name(name: str, family: str) -> str:
     return f"blk.{layer}.{known[rest]}.{suffix}"
 
 
-def _pairing(name: str, config: Any) -> Array | None:
+def rotated_neighbours(name: str, config: Any) -> Array | None:
     """Rows in the order in which neighbours are rotated together, as the converter stores Llama's q and k."""
     for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
         if part in name:

@@ -9,7 +9,7 @@ from pelton.cache.groups import CacheGroupSpec
 from pelton.cache.manager import CacheManager
 from pelton.config import load_settings, options
 from pelton.errors import MemoryPlanError, UsageError
-from pelton.plan import ModelFacts, Plan, PlatformFacts, format_bytes, resolve
+from pelton.plan import ModelFacts, Plan, PlatformFacts, resolve
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -192,10 +192,3 @@ def test_a_level_that_cannot_be_used_is_named(level: str, message: str) -> None:
 
 def test_a_level_can_be_asked_for() -> None:
     assert plan(level="plain").level == "plain"
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"), [(640, "640 B"), (24576, "24.0 KiB"), (5 * MIB, "5.0 MiB"), (5305000000, "4.94 GiB")]
-)
-def test_bytes_are_written_for_comparison(nbytes: int, text: str) -> None:
-    assert format_bytes(nbytes) == text

@@ -48,6 +48,8 @@ def test_a_broken_extension_warns_once_and_is_listed_with_its_reason(caplog: pyt
         discover.statuses()
     assert found["pelton.providers", "shout"] is None
     assert found["pelton.providers", "broken"] == "ModuleNotFoundError: No module named 'pelton_shout.missing'"
+    others = {(item.group, item.name) for item in discover.statuses(own=False)}
+    assert others == found.keys() - {("pelton.platforms", "cpu"), ("pelton.platforms", "torch")}
     assert [record.getMessage() for record in caplog.records] == [
         "`broken` of `pelton.providers` (`pelton_shout.missing:Nothing`) can't be used: "
         "ModuleNotFoundError: No module named 'pelton_shout.missing'"

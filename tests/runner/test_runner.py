@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pelton import _native
-from pelton.engine.batch import Batch, TokenLogprobs
+from pelton.engine.batch import Batch, SlotWork, TokenLogprobs
 from pelton.engine.engine import Engine
 from pelton.engine.scheduler import EngineLimits
 from pelton.errors import PeltonError
@@ -93,6 +93,39 @@ def test_preempted_is_as_undisturbed(alone: dict[str, Answer]) -> None:
     with open_engine(num_slabs=TIGHT) as engine:
         assert answers(engine, requests()) == alone
         assert engine.scheduler.num_preemptions > 0
+
+
+class Interrupting:
+    """A native runner whose `enter` or `step` is broken off by Ctrl-C, once."""
+
+    def __init__(self, native: _native.Runner, at: str) -> None:
+        self._native = native
+        self._at = at
+
+    def __getattr__(self, name: str) -> object:
+        if name == self._at:
+            self._at = ""
+            raise KeyboardInterrupt
+        return getattr(self._native, name)
+
+
+@pytest.mark.parametrize("at", ["release", "enter", "step"])
+def test_a_step_that_is_broken_off_loses_nothing(alone: dict[str, Answer], at: str) -> None:
+    request = requests()["request 2"]
+    with open_engine() as engine:
+        answers(engine, {"before": request})
+        assert isinstance(engine.runner, NativeRunner)
+        engine.runner._native = Interrupting(engine.runner._native, at)  # type: ignore[assignment, arg-type]
+        engine.add("request 2", *request)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        assert engine.abort("request 2")
+        assert answers(engine, {"request 2": request}) == {"request 2": alone["request 2"]}
+
+
+def test_closing_while_an_error_of_a_step_is_on_its_way_gives_the_memory_back() -> None:
+    with pytest.raises(ValueError, match="holds no request"), open_engine() as engine:
+        engine.runner.step(Batch([], [SlotWork(0, 0, 0, [[], []])], []))
 
 
 def test_greedy_answers_are_the_likeliest_by_the_logits(alone: dict[str, Answer]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pelton.errors import ChatTemplateError
-from pelton.text.chat_template import ChatTemplate, load_chat_template
+from pelton.text.chat_template import ChatTemplate, has_chat_template, load_chat_template
 from pelton.text.tokenizer import Tokenizer, load_tokenizer
 from tests.text.vocabularies import byte_level
 
@@ -197,10 +197,13 @@ def test_a_message_nested_without_end_is_refused(tokenizer: Tokenizer) -> None:
 def test_a_model_without_a_template_has_none(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert load_chat_template(byte_level(), tokenizer) is None
     assert load_chat_template(tmp_path, tokenizer) is None
+    assert not has_chat_template(byte_level())
+    assert not has_chat_template(tmp_path)
 
 
 def test_metadata_may_hold_several_templates(tokenizer: Tokenizer) -> None:
     metadata = {"tokenizer.chat_template": "one", "tokenizer.chat_template.tool_use": "two"}
+    assert has_chat_template(metadata)
     assert load_chat_template(metadata, tokenizer).render([]) == "one"  # type: ignore[union-attr]
     assert load_chat_template(metadata, tokenizer, name="tool_use").render([]) == "two"  # type: ignore[union-attr]
     with pytest.raises(ChatTemplateError, match="`rag`\nhint: it has `default`, `tool_use`"):

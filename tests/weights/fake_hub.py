@@ -6,7 +6,8 @@ import hashlib
 from pathlib import Path
 
 from pelton.errors import DownloadError
-from pelton.weights.hub import HubReference, RemoteFile
+from pelton.weights.hub import RemoteFile
+from pelton.weights.reference import HubReference
 
 COMMIT = "c0ffee" * 6 + "abcd"
 

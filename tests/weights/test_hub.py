@@ -13,7 +13,8 @@ import pytest
 from huggingface_hub import errors
 
 from pelton.errors import DownloadError, ModelNotFoundError, PeltonError
-from pelton.weights.hub import HubReference, HuggingFaceClient, RemoteFile, fetch_repository
+from pelton.weights.hub import HuggingFaceClient, RemoteFile, fetch_repository
+from pelton.weights.reference import HubReference
 from tests.weights.fake_hub import COMMIT, QUANTS, FakeClient
 
 # The base of the errors of the HTTP library that this version of the client uses.
@@ -46,7 +47,7 @@ def test_quant_chooses_files(quant: str, names: list[str], tmp_path: Path) -> No
 @pytest.mark.parametrize("quant", [None, "Q4", "IQ1_S"])
 def test_choice_that_is_not_clear_lists_names_and_sizes(quant: str | None, tmp_path: Path) -> None:
     with pytest.raises(
-        ModelNotFoundError, match=r"(?s)model-Q4_K_M\.gguf  0\.0 MB.*model\.Q8_0\.gguf.*org/repo:"
+        ModelNotFoundError, match=r"(?s)model-Q4_K_M\.gguf  [0-9.]+ K?i?B.*model\.Q8_0\.gguf.*org/repo:"
     ) as told:
         fetch_repository(reference(quant), tmp_path, FakeClient(QUANTS))
     assert "mmproj" not in str(told.value)

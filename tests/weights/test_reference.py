@@ -8,9 +8,14 @@ import pytest
 
 from pelton.config import StoreSettings
 from pelton.errors import DownloadError, ModelNotFoundError, UsageError
-from pelton.weights.hub import HubReference
-from pelton.weights.packages import PackageReference
-from pelton.weights.reference import find_stored, parse_reference, pull, resolve_reference
+from pelton.weights.reference import (
+    HubReference,
+    PackageReference,
+    find_stored,
+    parse_reference,
+    pull,
+    resolve_reference,
+)
 from pelton.weights.store import Store
 from tests.weights.fake_hub import QUANTS, FakeClient
 

@@ -177,7 +177,7 @@ def test_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 def test_lack_of_room_is_told_before_downloading(tmp_path: Path) -> None:
     require_room(tmp_path, 1, "pypi:tiny")
-    with pytest.raises(DownloadError, match=r"`pypi:tiny` needs 1000000\.00 GB, and"):
+    with pytest.raises(DownloadError, match=r"`pypi:tiny` needs 931322\.57 GiB, and"):
         require_room(tmp_path, 10**15, "pypi:tiny")
 
 

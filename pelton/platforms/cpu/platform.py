@@ -50,8 +50,7 @@ class CpuPlatform(Platform):
 
     def facts(self) -> Mapping[str, str]:
         features = [name for name, is_there in _native.cpu_features().items() if is_there]
-        levels = [f"{level} ({reason})" if not is_usable else level for level, is_usable, reason in _native.levels()]
-        return {"features": ", ".join(features), "levels": ", ".join(levels)}
+        return {"features": ", ".join(features), "levels": ", ".join(level for level, _, _ in _native.levels())}
 
     def providers(self) -> Sequence[Provider]:
         return self._providers

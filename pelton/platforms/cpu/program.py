@@ -108,7 +108,8 @@ class Emitter:
     """Turns values into addresses and sizes for the kernels, and their nodes into native ones."""
 
     def __init__(self, owner: CpuProgram, team: _native.Team) -> None:
-        self._owner = owner
+        self._native = owner.native
+        self._arena = owner.arena
         self._program = owner.program
         self._num_threads = team.num_threads
         self._weights = {place.packing.parameter: place for place in owner.weight_places}
@@ -128,10 +129,10 @@ class Emitter:
         """Adds a native node of the present group's level, over the present group's rows."""
         whole = [size for size in sizes if isinstance(size, int)]
         assert len(whole) == len(sizes), f"{kernel}: a size is not a number"
-        self._owner.native.add(f"{self._level}/{kernel}", self._dim, pointers, whole, values)
+        self._native.add(f"{self._level}/{kernel}", self._dim, pointers, whole, values)
 
     def address(self, value: Value) -> int:
-        return self._owner.arena.address + self._program.places[value].offset
+        return self._arena.address + self._program.places[value].offset
 
     def written(self, group: Group, value: Value | None) -> int:
         """Address of an output, null if nobody reads it."""

@@ -1,0 +1,171 @@
+"""The command itself: what there is, help, mistakes, exit codes. The golden list makes every change deliberate."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from pelton.cli.main import COMMANDS, command
+from pelton.errors import (
+    ContextLengthError,
+    DownloadError,
+    MemoryPlanError,
+    ModelNotFoundError,
+    PeltonError,
+    UsageError,
+)
+from tests.cli.conftest import Pelton
+
+SAMPLING = "--temperature --top-p --top-k --min-p --repetition-penalty --seed --max-tokens --stop"
+ENGINE = (
+    "--max-model-len --kv-cache-bytes --kv-dtype --activations --max-num-seqs --max-num-batched-tokens --threads "
+    "--level --provider-order --disabled-kernels --strict"
+)
+STORE = "--cache-dir --offline --config"
+# A flag that has been released is not taken away: this list only grows.
+SURFACE = {
+    "chat": f"prompt --model --system --stats --json {SAMPLING} {ENGINE} {STORE}",
+    "run": f"model prompt --system --stats --json {SAMPLING} {ENGINE} {STORE}",
+    "generate": f"prompt --model --json {SAMPLING} {ENGINE} {STORE}",
+    "explain": f"model --tensors --nodes --json {ENGINE} {STORE}",
+    "models": f"action name --update --json {STORE}",
+    "doctor": "--tokenizers --json",
+    "bench": f"kind model --pp --tg --repeat --json {ENGINE} {STORE}",
+    "version": "--json",
+}
+
+
+def test_commands_and_options_are_those_that_are_promised() -> None:
+    assert list(COMMANDS) == list(SURFACE)
+    for name, expected in SURFACE.items():
+        actions = command(name)[0]._actions
+        found = [action.option_strings[0] if action.option_strings else action.dest for action in actions]
+        assert found == ["-h", *expected.split()], name
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_help_of_each_command_names_its_options(pelton: Pelton, name: str) -> None:
+    by_flag, by_word = pelton(name, "--help"), pelton("help", name)
+    assert (by_flag.code, by_flag.err) == (0, "")
+    assert by_flag.out == by_word.out
+    assert all(option in by_flag.out for option in SURFACE[name].split() if option.startswith("--"))
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["--help"], 0), (["-h"], 0), (["help"], 0)])
+def test_the_overview_lists_the_commands(pelton: Pelton, arguments: list[str], code: int) -> None:
+    outcome = pelton(*arguments)
+    assert outcome.code == code
+    assert all(f"\n  {name}" in outcome.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_the_version_is_told(pelton: Pelton, arguments: list[str]) -> None:
+    import pelton as package
+
+    assert pelton(*arguments).out == f"{package.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["cht"], "`cht` is not a command", "did you mean `pelton chat`?"),
+        (["zzz"], "`zzz` is not a command", "`pelton --help` lists"),
+        (["help", "dokter"], "`dokter` is not a command", "did you mean `pelton doctor`?"),
+        (["chat", "hi", "--temprature", "0"], "no option `--temprature`", "did you mean `--temperature`?"),
+        (["chat", "hi", "--temprature=0"], "no option `--temprature`", "did you mean `--temperature`?"),
+        (["chat", "why", "is"], "`is` is one argument too many", "quote"),
+        (["chat", "hi", "--max-tokens", "many"], "invalid int value: 'many'", "pelton chat --help"),
+        (["chat", "hi", "--max-tokens", "0"], "`max_tokens` is `0`", None),
+        (["chat", "hi", "--temperature", "nan"], "`temperature` is", None),
+        (["generate", "hi", "--top-p", "2"], "`top_p` is `2.0`", None),
+        (["generate", "hi", "--kv-cache-bytes", "lots"], "`kv_cache_bytes` is `lots`", None),
+        (["generate", "hi", "--config", "/nonexistent.toml"], "`/nonexistent.toml` can't be read", None),
+        (["chat"], "there is no prompt", "pelton chat"),
+        (["generate"], "there is no text", "pelton generate"),
+        (["run"], "required: model", "pelton run --help"),
+        (["models", "rm"], "needs the name of a model", None),
+        (["models", "frobnicate"], "invalid choice: 'frobnicate'", None),
+        (["models", "ls", "x"], "takes no names", None),
+        (["models", "--update"], "belongs to `pelton models pull`", None),
+        (["models", "pull", "./x.gguf"], "is a local path", None),
+        (["bench", "latency", "--pp", "0"], "invalid positive value: '0'", None),
+        (["run", "hf://", "hi"], "`hf://` is not the name of a model", "pypi:package"),
+    ],
+)
+def test_mistakes_of_usage_say_what_and_what_instead(
+    pelton: Pelton, arguments: list[str], message: str, hint: str | None
+) -> None:
+    outcome = pelton(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: ")
+    assert message in outcome.err
+    if hint is not None:
+        assert hint in outcome.err.partition("hint: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (PeltonError("x"), 1),
+        (ContextLengthError("x"), 1),
+        (UsageError("x"), 2),
+        (ModelNotFoundError("x"), 3),
+        (MemoryPlanError("x"), 4),
+        (DownloadError("x"), 5),
+        (KeyboardInterrupt(), 130),
+        (OSError(28, "No space left on device"), 1),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(
+    pelton: Pelton, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    monkeypatch.setattr("pelton.cli.version.run", raising(error))
+    assert pelton("version").code == code
+
+
+def test_an_error_under_json_is_a_document(pelton: Pelton) -> None:
+    outcome = pelton("run", "./missing.gguf", "hi", "--json")
+    assert outcome.code == 3
+    assert outcome.document["error"]["type"] == "ModelNotFoundError"
+    assert "./missing.gguf" in outcome.document["error"]["message"]
+
+
+def test_a_reader_that_leaves_early_ends_it_quietly() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pelton.cli.main", "doctor", "--tokenizers"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, b"")
+
+
+def test_help_imports_no_model_code() -> None:
+    code = "import sys; from pelton.cli.main import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(run.stderr.split())
+    assert not loaded & {"pelton._native", "tokenizers", "minijinja", "torch", "numpy", "msgspec", "rich"}
+
+
+def test_the_version_as_a_document(pelton: Pelton) -> None:
+    assert set(json.loads(pelton("version", "--json").out)) == {"version"}
+
+
+def raising(error: BaseException) -> Callable[..., int]:
+    def run(*arguments: object) -> int:
+        raise error
+
+    return run
+
+
+def test_the_log_level_is_checked(pelton: Pelton, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PELTON_LOG_LEVEL", "loud")
+    assert pelton("version").code == 2
