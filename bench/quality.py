@@ -27,6 +27,7 @@ from pelton.config import StoreSettings, load_settings
 from pelton.runner.assembly import prepare
 from pelton.runner.capture import forward_logits
 from pelton.text.tokenizer import load_tokenizer
+from pelton.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from pelton.weights.reference import resolve_reference
 from tests.models.tiny import gguf_name, rotated_neighbours
 
@@ -71,16 +72,16 @@ def passages() -> dict[str, str]:
 
 def reference_model(path: Path) -> PreTrainedModel:
     """The file's model in transformers, its weights dequantised to float32. Raises ValueError on another family."""
-    reader = gguf.GGUFReader(path)
-    family = str(reader.fields["general.architecture"].contents())
+    checkpoint = open_checkpoint(path)  # whose header the package's own reader takes a minute for
+    family = str(checkpoint.metadata["general.architecture"])
+    config = _config(checkpoint, family)
     with no_init_weights():  # which takes longer than all else, and ties no weights
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(_config(reader, family), dtype=torch.float32).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.tie_weights()
-    stored = {tensor.name: tensor for tensor in reader.tensors}
+    stored = dict(checkpoint.tensors)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            tensor = stored.pop(gguf_name(name, family))
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+            values = _dequantised(stored.pop(gguf_name(name, family)))
             if family == "gemma3" and values.ndim == 1:
                 values = values - np.float32(1)  # the converter has added it
             order = rotated_neighbours(name, model.config) if family == "llama" else None
@@ -90,14 +91,21 @@ def reference_model(path: Path) -> PreTrainedModel:
     return model
 
 
-def _config(reader: gguf.GGUFReader, family: str) -> Any:
+def _dequantised(tensor: TensorInfo) -> Array:
+    """float32, of the tensor's shape."""
+    rows = int(np.prod(tensor.shape[:-1]))
+    data = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset).reshape(rows, -1)
+    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[tensor.format.upper()])
+    return np.asarray(values, dtype=np.float32).reshape(tensor.shape)
+
+
+def _config(checkpoint: Checkpoint, family: str) -> Any:
     def field(key: str) -> Any:
-        return reader.fields[f"{family}.{key}"].contents()
+        return checkpoint.metadata[f"{family}.{key}"]
 
     heads, hidden = field("attention.head_count"), field("embedding_length")
-    names = {tensor.name: tensor for tensor in reader.tensors}
     common: dict[str, Any] = {
-        "vocab_size": int(names["token_embd.weight"].shape[1]),
+        "vocab_size": checkpoint.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
         "intermediate_size": field("feed_forward_length"),
         "num_hidden_layers": field("block_count"),
@@ -105,7 +113,7 @@ def _config(reader: gguf.GGUFReader, family: str) -> Any:
         "num_key_value_heads": field("attention.head_count_kv"),
         "max_position_embeddings": field("context_length"),
         "rms_norm_eps": field("attention.layer_norm_rms_epsilon"),
-        "tie_word_embeddings": "output.weight" not in names,
+        "tie_word_embeddings": "output.weight" not in checkpoint.tensors,
         "attn_implementation": "eager",
     }
     base = {"rope_type": "default", "rope_theta": field("rope.freq_base")}
