@@ -23,6 +23,7 @@ from pelton.cache.groups import (
 from pelton.config import Settings
 from pelton.engine.scheduler import EngineLimits
 from pelton.errors import MemoryPlanError, UsageError
+from pelton.platforms.platform import PlatformFacts
 from pelton.sizes import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -57,24 +58,6 @@ class ModelFacts:
     cache_groups: Mapping[str, tuple[CacheGroupSpec, ...]]
     step_bytes: int
     step_bytes_per_token: int
-
-
-@dataclass(frozen=True)
-class PlatformFacts:
-    """What the plan must know of the machine.
-
-    usable_bytes:  memory that may still be taken; usable_reason says who limits it.
-    num_threads:   threads that compute best; max_threads: those that can run at once.
-    levels:        instruction levels of the kernels, best first: name -> why it can't be used, None if it can.
-    """
-
-    name: str
-    usable_bytes: int
-    usable_reason: str
-    num_threads: int
-    threads_reason: str
-    max_threads: int
-    levels: Mapping[str, str | None]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from pelton.cache.groups import CacheGroupSpec
 from pelton.cache.manager import CacheManager
 from pelton.config import load_settings, options
 from pelton.errors import MemoryPlanError, UsageError
-from pelton.plan import ModelFacts, Plan, PlatformFacts, resolve
+from pelton.plan import ModelFacts, Plan, resolve
+from pelton.platforms.platform import PlatformFacts
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
