@@ -29,7 +29,7 @@ def add_settings(parser: argparse.ArgumentParser, *sections: str) -> None:
             continue  # every command says itself how its model is given
         default = "auto" if option.default is None else option.default
         text = f"{option.help} (default: {default or 'none'})".replace("%", "%%")
-        if isinstance(option.default, bool):
+        if not option.kind.metavar:
             group.add_argument(option.flag, action="store_const", const=True, help=text)
         else:
             group.add_argument(option.flag, metavar=option.kind.metavar, help=text)
