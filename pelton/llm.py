@@ -133,14 +133,14 @@ class LLM:
         Control tokens inside a message stay text. Raises ChatTemplateError if the model has no chat template or it
         refuses the messages, else as generate.
         """
-        is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
-        many: list[Any] = [messages] if is_one else list(messages)
-        encoded = [self._encoded_chat(one, add_generation_prompt, chat_template_kwargs or {}) for one in many]
+        encoded = [
+            self._encoded_chat(one, add_generation_prompt, chat_template_kwargs) for one in _each_conversation(messages)
+        ]
         return self._run(encoded, self._sampling_for(sampling_params, len(encoded)))
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """As generate for one prompt, step by step: each output holds what is new. Dropping the iterator ends it."""
-        sampling = sampling_params or self.get_default_sampling_params()
+        (sampling,) = self._sampling_for(sampling_params, 1)
         return self._stream(*self._encoded(prompt), sampling)
 
     def stream_chat(
@@ -152,12 +152,12 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
         """As chat for one conversation, step by step."""
-        sampling = sampling_params or self.get_default_sampling_params()
-        return self._stream(*self._encoded_chat(messages, add_generation_prompt, chat_template_kwargs or {}), sampling)
+        (sampling,) = self._sampling_for(sampling_params, 1)
+        return self._stream(*self._encoded_chat(messages, add_generation_prompt, chat_template_kwargs), sampling)
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, as chat would compute them."""
-        return self._encoded_chat(messages, add_generation_prompt, {})[1]
+        return self._encoded_chat(messages, add_generation_prompt)[1]
 
     def close(self) -> None:
         """Gives the model's memory back. Idempotent."""
@@ -188,22 +188,32 @@ class LLM:
             (prompt,) = given.values()
         if isinstance(prompt, str):
             return prompt, self._loaded.tokenizer.encode(prompt, parse_special=True)
-        token_ids = list(prompt)
-        if any(isinstance(token, bool) or not isinstance(token, int) for token in token_ids):
-            raise UsageError("a prompt is a text or a list of token ids")
-        return None, token_ids
+        if not _is_list(prompt):
+            raise UsageError(f"a prompt is a text or a list of token ids, not `{type(prompt).__name__}`")
+        for token in prompt:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise UsageError(f"a prompt as token ids has `{token!r}`, which is not one")
+        return None, list(prompt)
 
     def _encoded_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool, template_arguments: Mapping[str, Any]
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[int]]:
         """(text as the model's template writes it, token ids)."""
+        if not _is_list(messages) or not all(isinstance(message, Mapping) for message in messages):
+            raise UsageError("`messages` is a list of dicts with `role` and `content`")
+        if not isinstance(template_arguments, Mapping | None):
+            raise UsageError(f"`chat_template_kwargs` is a dict, not `{type(template_arguments).__name__}`")
         template = self._loaded.chat_template
         if template is None:
             raise ChatTemplateError(
                 f"`{self.model_name}` has no chat template: it continues texts, it does not converse",
                 "use `generate`, or take an instruction-tuned model",
             )
-        text, token_ids = template.encode(messages, add_generation_prompt=add_generation_prompt, **template_arguments)
+        variables = template_arguments or {}
+        text, token_ids = template.encode(messages, add_generation_prompt=add_generation_prompt, **variables)
         return text, token_ids
 
     def _sampling_for(
@@ -213,6 +223,8 @@ class LLM:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
             return [given] * count
+        if not _is_list(given) or not all(isinstance(one, SamplingParams) for one in given):
+            raise UsageError(f"`sampling_params` is a SamplingParams or a list of them, not `{type(given).__name__}`")
         if len(given) != count:
             raise UsageError(f"there are `{count}` prompts, but `{len(given)}` sampling params")
         return given
@@ -224,6 +236,8 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         engine = self._loaded.engine
+        if priority is not None and not (_is_list(priority) and all(isinstance(one, int) for one in priority)):
+            raise UsageError("`priority` is a list of whole numbers, one per prompt")
         if priority is not None and len(priority) != len(prompts):
             raise UsageError(f"there are `{len(prompts)}` prompts, but `{len(priority)}` priorities")
         for index, ((_, token_ids), params) in enumerate(zip(prompts, sampling, strict=True)):
@@ -288,8 +302,20 @@ class LLM:
 
 
 def _each(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """One prompt is a text, a dict, or a list of numbers; all else is a list of prompts."""
-    if isinstance(prompts, str | Mapping):
+    """One prompt is a text, a dict, or a list of numbers; any other list is one of prompts."""
+    if not _is_list(prompts):
         return [prompts]
     many: list[Any] = list(prompts)
-    return [many] if many and isinstance(many[0], int) else many
+    return [many] if many and isinstance(many[0], int | float) else many
+
+
+def _each_conversation(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Any]:
+    """One conversation is a list of dicts; a list of lists is several."""
+    if not _is_list(messages):
+        return [messages]
+    many: list[Any] = list(messages)
+    return many if all(_is_list(one) for one in many) else [many]
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
