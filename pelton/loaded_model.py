@@ -6,6 +6,7 @@ What its program is made of is runner/assembly.py's.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from pelton.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from pelton.text.chat_template import ChatTemplate
     from pelton.text.tokenizer import Tokenizer
+    from pelton.weights.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
 
 # Of generation_config.json, by our name for it.
 _GENERATION_SETTINGS = {
@@ -30,6 +34,16 @@ _GENERATION_SETTINGS = {
     "repetition_penalty": "repetition_penalty",
     "max_tokens": "max_new_tokens",
 }
+# Of GGUF metadata, likewise.
+_GGUF_PREFIX = "general.sampling."
+_GGUF_SETTINGS = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+_OFF = (0, -1)  # of those that are not read
 
 
 @dataclass(frozen=True)
@@ -60,12 +74,45 @@ def load_model(settings: Settings) -> LoadedModel:
     tokenizer = load_tokenizer(source)
     tokenizer.check_vocab_size(prepared.spec.vocab_size)
     chat_template = load_chat_template(source, tokenizer)
-    generation = read_generation_config(checkpoint.sidecars.get("generation_config.json"))
+    generation = recommended_sampling(checkpoint)
     runner = prepared.load()
     # An end that the model has no row for can't be drawn.
     ends = sorted(token_id for token_id in tokenizer.eog_token_ids if token_id < prepared.spec.vocab_size)
     engine = Engine(runner, prepared.plan.limits, tuple(ends))
     return LoadedModel(prepared.name, engine, tokenizer, chat_template, prepared.plan, generation)
+
+
+def recommended_sampling(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Fields of SamplingParams that the model's files recommend. Raises CheckpointError if they can't be."""
+    if checkpoint.kind == "gguf":
+        return read_gguf_sampling(checkpoint.metadata)
+    return read_generation_config(checkpoint.sidecars.get("generation_config.json"))
+
+
+def read_gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling that GGUF metadata recommend; what Pelton can't do of it is told once.
+
+    Raises CheckpointError if they recommend what can't be.
+    """
+    found: dict[str, Any] = {}
+    for ours, theirs in _GGUF_SETTINGS.items():
+        value = metadata.get(_GGUF_PREFIX + theirs)
+        if value is not None:
+            # Stored as float32, which holds seven digits of what was meant.
+            found[ours] = float(f"{value:.7g}") if isinstance(value, float) else value
+    try:
+        SamplingParams(**found)
+    except UsageError as error:
+        raise CheckpointError(f"the GGUF header's `{_GGUF_PREFIX}*` can't be used: {error}") from error
+    read = {_GGUF_PREFIX + theirs for theirs in _GGUF_SETTINGS.values()}
+    others = [
+        f"`{name}`"
+        for name, value in metadata.items()
+        if name.startswith(_GGUF_PREFIX) and name not in read and value not in _OFF
+    ]
+    if others:
+        logger.warning("of the sampling that the file recommends, Pelton leaves out %s", ", ".join(others))
+    return found
 
 
 def read_generation_config(file: Path | None) -> dict[str, Any]:
