@@ -25,6 +25,7 @@ Source = Literal["default", "environment", "file", "user"]
 T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
+_LEAST_CONTEXT = 2  # tokens: one of prompt and one of answer
 _MAX_ROWS = 1 << 30  # rows of a step are 32-bit numbers in native code
 _MAX_DURATION_S = 30 * 86400.0
 _SECONDS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}
@@ -46,6 +47,13 @@ def _parse_integer(value: Any) -> int:
         raise ValueError
     number = int(value)
     if number < 1:
+        raise ValueError
+    return number
+
+
+def _parse_context(value: Any) -> int:
+    number = _parse_integer(value)
+    if number < _LEAST_CONTEXT:
         raise ValueError
     return number
 
@@ -126,6 +134,7 @@ def _choice(*names: str) -> Kind:
 
 
 _INTEGER = Kind("N|auto", "a whole number above 0, or `auto`", _auto(_parse_integer))
+_CONTEXT = Kind("N|auto", f"a whole number above {_LEAST_CONTEXT - 1}, or `auto`", _auto(_parse_context))
 _ROWS = Kind("N|auto", f"a whole number from 1 to {_MAX_ROWS}, or `auto`", _auto(_parse_rows))
 _SIZE_KIND = Kind("SIZE|auto", "a size as `512MiB`, `4GiB` or bytes, or `auto`", _auto(_parse_size))
 _FLAG = Kind("", "`true` or `false`", _parse_flag)
@@ -163,7 +172,7 @@ class EngineSettings:
     """How the model runs. None is `auto`: the plan decides and says why."""
 
     max_model_len: int | None = _setting(
-        None, _INTEGER, "tokens of prompt and answer together, per request; auto: what the model and the memory allow"
+        None, _CONTEXT, "tokens of prompt and answer together, per request; auto: what the model and the memory allow"
     )
     kv_cache_bytes: int | None = _setting(
         None, _SIZE_KIND, "memory for keys and values of all requests; auto: at most half of what the weights leave"

@@ -74,6 +74,7 @@ def test_auto_is_none_and_lists_take_commas() -> None:
         ("threads", 1.5),
         ("threads", True),
         ("threads", "many"),
+        ("max_model_len", 1),
         ("kv_cache_bytes", "4 pigs"),
         ("kv_cache_bytes", "0"),
         ("kv_cache_bytes", "9" * 400 + "GiB"),

@@ -106,13 +106,10 @@ def resolve(
             )
         used[tensor.name] = binding.parameter
         sources[binding.parameter] = _source(checkpoint, binding, tensor, parameters[binding.parameter])
+    reasons, left_over = _unused(checkpoint, used, ignored)
     unbound = [name for name in parameters if name not in sources]
-    if absent or unbound:
-        raise CheckpointError(
-            f"`{checkpoint.path}` lacks {_listed(absent or unbound, 'tensor' if absent else 'parameter')}",
-            hint="the file is incomplete, or its metadata describes another model",
-        )
-    return Resolution(sources, _ignored(checkpoint, used, ignored))
+    _check_complete(checkpoint, absent, unbound, left_over)
+    return Resolution(sources, reasons)
 
 
 def load(checkpoint: Checkpoint, resolution: Resolution, requests: Sequence[PackRequest], team: _native.Team) -> None:
@@ -165,8 +162,11 @@ def _check_packable(checkpoint: Checkpoint, tensor: TensorInfo) -> None:
         ) from error
 
 
-def _ignored(checkpoint: Checkpoint, used: Mapping[str, str], patterns: Iterable[Ignored]) -> dict[str, str]:
-    """Reasons for all tensors that nothing uses. A pattern that also matches a used tensor does not undo the use."""
+def _unused(
+    checkpoint: Checkpoint, used: Mapping[str, str], patterns: Iterable[Ignored]
+) -> tuple[dict[str, str], list[str]]:
+    """Tensors that nothing uses: with the reasons of those that are ignored, and those that have none. A pattern that
+    also matches a used tensor does not undo the use."""
     known = list(patterns)
     reasons: dict[str, str] = {}
     left_over: list[str] = []
@@ -178,12 +178,24 @@ def _ignored(checkpoint: Checkpoint, used: Mapping[str, str], patterns: Iterable
             left_over.append(name)
         else:
             reasons[name] = reason
+    return reasons, left_over
+
+
+def _check_complete(
+    checkpoint: Checkpoint, absent: Sequence[str], unbound: Sequence[str], left_over: Sequence[str]
+) -> None:
+    """absent: tensors that bindings name. unbound: parameters that none fills. left_over: tensors without a use."""
+    complaints = []
+    if absent or unbound:
+        complaints.append(f"lacks {_listed(absent or unbound, 'tensor' if absent else 'parameter')}")
+        hint = "the file is incomplete, or its metadata describes another model"
     if left_over:
-        raise CheckpointError(
-            f"`{checkpoint.path}` has {_listed(left_over, 'tensor')} that the model does not use",
-            hint="leaving them out would change answers; the architecture may be a variant that Pelton does not know",
-        )
-    return reasons
+        complaints.append(f"has {_listed(left_over, 'tensor')} that the model does not use")
+        hint = "leaving them out would change answers; the architecture may be a variant that Pelton does not know"
+    if len(complaints) == 2:
+        hint = "its tensors may have other names than Pelton knows, or its metadata describes another model"
+    if complaints:
+        raise CheckpointError(f"`{checkpoint.path}` {' and '.join(complaints)}", hint)
 
 
 def _listed(names: Sequence[str], noun: str) -> str:

@@ -110,8 +110,8 @@ def pull(text: str, settings: StoreSettings, client: HubClient | None = None, *,
         return known
     if settings.offline:
         raise DownloadError(
-            f"`{reference}` is not in the model cache, and Pelton is offline",
-            hint="fetch it with `pelton models pull` while there is a network (PELTON_OFFLINE unset)",
+            f"`{text}` is not in the model cache, and Pelton is offline",
+            hint=f"fetch it with `pelton models pull {text}` while there is a network (PELTON_OFFLINE unset)",
         )
     return store.add(str(reference), lambda directory: _fetch(reference, directory, client), replace=update)
 

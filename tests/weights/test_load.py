@@ -112,6 +112,14 @@ def test_left_over_tensors_are_named(checkpoint: Checkpoint) -> None:
         resolve(checkpoint, BINDINGS[:1], [Ignored("other.*", "elsewhere")], {"norm": (4,)})
 
 
+def test_a_renamed_tensor_is_named_on_both_sides(checkpoint: Checkpoint) -> None:
+    bindings = [BINDINGS[0], Binding("matrix", "weight.table")]
+    message = r"lacks 1 tensor \(`weight\.table`\) and has 1 tensor \(`weight\.matrix`\) that the model does not use"
+    with pytest.raises(CheckpointError, match=message) as caught:
+        resolve(checkpoint, bindings, [], PARAMETERS)
+    assert "other names" in str(caught.value.hint)
+
+
 def test_long_lists_of_names_are_cut(tmp_path: Path) -> None:
     header = GgufBytes()
     header.data = bytes(32 * 9)

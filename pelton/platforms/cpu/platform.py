@@ -77,8 +77,9 @@ class CpuPlatform(Platform):
             levels={provider.name.removeprefix("cpu/"): provider.unusable for provider in self._providers},
         )
 
-    def workspace_bytes(self, program: Program, num_threads: int) -> int:
-        return workspace_bytes(program, num_threads)
+    def workspace_bytes(self, program: Program, num_threads: int, max_tokens: int | None = None) -> int:
+        """What the program takes beyond its arena and its weights; max_tokens: if it were compiled for so many."""
+        return workspace_bytes(program, num_threads, max_tokens)
 
     def row_bytes(self, value: Value) -> int:
         if value.dtype in BLOCK_BYTES:
