@@ -6,10 +6,11 @@ What its program is made of is runner/assembly.py's.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pelton.config import Settings
 from pelton.engine.engine import Engine
@@ -20,6 +21,9 @@ from pelton.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from pelton.text.chat_template import ChatTemplate
     from pelton.text.tokenizer import Tokenizer
+    from pelton.weights.checkpoint import Checkpoint
+
+Result = TypeVar("Result")
 
 # Of generation_config.json, by our name for it.
 _GENERATION_SETTINGS = {
@@ -51,21 +55,61 @@ class LoadedModel:
 def load_model(settings: Settings) -> LoadedModel:
     """Finds, plans and loads. Raises ModelError, DownloadError, MemoryPlanError or UsageError."""
     from pelton.runner.assembly import prepare
-    from pelton.text.chat_template import load_chat_template
-    from pelton.text.tokenizer import load_tokenizer
 
     prepared = prepare(settings)
     checkpoint = prepared.checkpoint
-    source = checkpoint.metadata if checkpoint.kind == "gguf" else checkpoint.files[0].parent
-    tokenizer = load_tokenizer(source)
-    tokenizer.check_vocab_size(prepared.spec.vocab_size)
-    chat_template = load_chat_template(source, tokenizer)
     generation = read_generation_config(checkpoint.sidecars.get("generation_config.json"))
-    runner = prepared.load()
+    # Reading weights keeps the cores busy without the interpreter: what text needs is made beside it.
+    text = _Task(lambda: _load_text(checkpoint, prepared.spec.vocab_size))
+    try:
+        runner = prepared.load()
+    finally:
+        text.wait()
+    try:
+        tokenizer, chat_template = text.result()
+    except BaseException:
+        runner.close()
+        raise
     # An end that the model has no row for can't be drawn.
     ends = sorted(token_id for token_id in tokenizer.eog_token_ids if token_id < prepared.spec.vocab_size)
     engine = Engine(runner, prepared.plan.limits, tuple(ends))
     return LoadedModel(prepared.name, engine, tokenizer, chat_template, prepared.plan, generation)
+
+
+def _load_text(checkpoint: Checkpoint, vocab_size: int) -> tuple[Tokenizer, ChatTemplate | None]:
+    from pelton.text.chat_template import load_chat_template
+    from pelton.text.tokenizer import load_tokenizer
+
+    source = checkpoint.metadata if checkpoint.kind == "gguf" else checkpoint.files[0].parent
+    tokenizer = load_tokenizer(source)
+    tokenizer.check_vocab_size(vocab_size)
+    return tokenizer, load_chat_template(source, tokenizer)
+
+
+class _Task(Generic[Result]):
+    """Work in a thread of its own, begun at once. What it raises comes out of `result`."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="pelton-text", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
+            self._error = error
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def result(self) -> Result:
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return cast(Result, self._result)
 
 
 def read_generation_config(file: Path | None) -> dict[str, Any]:
