@@ -54,12 +54,22 @@ void store_codes(uint8_t* codes, const GroupCodes& group) {
   }
 }
 
-// ---- Reading the file's blocks. Each reader says where d and m are, and gives scales, minima and codes. ----
+// ---- Reading the file's blocks: each reader transposes four lanes' block once, then gives scales, minima and codes ----
+
+// Consecutive quads of each lane.
+template <int kCount>
+struct LoadedQuads {
+  static_assert(kCount % 4 == 0, "16 bytes at a time");
+  LaneQuads quads[kCount];
+
+  LoadedQuads(const FourLanes& blocks, int64_t offset) {
+    for (int v = 0; v < kCount; v += 4) load_four_quads(blocks, offset + 4 * v, quads + v);
+  }
+  const LaneQuads& operator[](int v) const { return quads[v]; }
+};
 
 // The legacy types' 16 bytes of nibbles: values 0-15 low, 16-31 high.
-GroupCodes halves_of_nibbles(const FourLanes& blocks, int64_t offset) {
-  LaneQuads bytes[4];
-  load_four_quads(blocks, offset, bytes);
+GroupCodes halves_of_nibbles(const LoadedQuads<4>& bytes) {
   GroupCodes group;
   for (int v = 0; v < 4; ++v) {
     group.quads[v] = bytes[v] & 0x0f0f0f0fu;
@@ -69,8 +79,8 @@ GroupCodes halves_of_nibbles(const FourLanes& blocks, int64_t offset) {
 }
 
 // The same with a fifth bit: bit i of `bits` is bit 4 of code i.
-GroupCodes halves_with_fifth_bits(const FourLanes& blocks, int64_t offset, LaneQuads bits) {
-  GroupCodes group = halves_of_nibbles(blocks, offset);
+GroupCodes halves_with_fifth_bits(const LoadedQuads<4>& bytes, LaneQuads bits) {
+  GroupCodes group = halves_of_nibbles(bytes);
   for (int v = 0; v < kQuads; ++v) {
     const LaneQuads four = bits >> 4 * v & 15u;
     // The multiplication puts bit i of four at bit 8 * i: copies of it 7 bits apart.
@@ -79,141 +89,163 @@ GroupCodes halves_with_fifth_bits(const FourLanes& blocks, int64_t offset, LaneQ
   return group;
 }
 
-// 32 consecutive bytes of each lane.
-GroupCodes load_group(const FourLanes& blocks, int64_t offset) {
-  GroupCodes group;
-  load_four_quads(blocks, offset, group.quads);
-  load_four_quads(blocks, offset + 16, group.quads + 4);
-  return group;
-}
-
 struct ReadQ4_0 {
   using Layout = PackedQ4_0;
   using Block = BlockQ4_0;
-  static GroupCodes codes(const FourLanes& blocks, int) { return halves_of_nibbles(blocks, offsetof(Block, qs)); }
+  LoadedQuads<4> qs;
+
+  explicit ReadQ4_0(const FourLanes& blocks) : qs(blocks, offsetof(Block, qs)) {}
+  GroupCodes codes(int) const { return halves_of_nibbles(qs); }
 };
 
 struct ReadQ4_1 {
   using Layout = PackedQ4_1;
   using Block = BlockQ4_1;
   static constexpr int kMinimum = offsetof(Block, m);
-  static GroupCodes codes(const FourLanes& blocks, int) { return halves_of_nibbles(blocks, offsetof(Block, qs)); }
+  LoadedQuads<4> qs;
+
+  explicit ReadQ4_1(const FourLanes& blocks) : qs(blocks, offsetof(Block, qs)) {}
+  GroupCodes codes(int) const { return halves_of_nibbles(qs); }
 };
 
 struct ReadQ5_0 {
   using Layout = PackedQ5_0;
   using Block = BlockQ5_0;
-  static GroupCodes codes(const FourLanes& blocks, int) {
-    return halves_with_fifth_bits(blocks, offsetof(Block, qs), load_quad(blocks, offsetof(Block, qh)));
-  }
+  LoadedQuads<4> qs;
+  LaneQuads qh;
+
+  explicit ReadQ5_0(const FourLanes& blocks)
+      : qs(blocks, offsetof(Block, qs)), qh(load_quad(blocks, offsetof(Block, qh))) {}
+  GroupCodes codes(int) const { return halves_with_fifth_bits(qs, qh); }
 };
 
 struct ReadQ5_1 {
   using Layout = PackedQ5_1;
   using Block = BlockQ5_1;
   static constexpr int kMinimum = offsetof(Block, m);
-  static GroupCodes codes(const FourLanes& blocks, int) {
-    return halves_with_fifth_bits(blocks, offsetof(Block, qs), load_quad(blocks, offsetof(Block, qh)));
-  }
+  LoadedQuads<4> qs;
+  LaneQuads qh;
+
+  explicit ReadQ5_1(const FourLanes& blocks)
+      : qs(blocks, offsetof(Block, qs)), qh(load_quad(blocks, offsetof(Block, qh))) {}
+  GroupCodes codes(int) const { return halves_with_fifth_bits(qs, qh); }
 };
 
 struct ReadQ8_0 {
   using Layout = PackedQ8_0;
   using Block = BlockQ8_0;
-  static GroupCodes codes(const FourLanes& blocks, int) { return load_group(blocks, offsetof(Block, qs)); }
+  LoadedQuads<8> qs;
+
+  explicit ReadQ8_0(const FourLanes& blocks) : qs(blocks, offsetof(Block, qs)) {}
+  GroupCodes codes(int) const {
+    GroupCodes group;
+    for (int v = 0; v < kQuads; ++v) group.quads[v] = qs[v];
+    return group;
+  }
 };
 
 // K-quants keep 128 values in 32 bytes times the number of bits: group g has its bits at position 2 * (g % 4) of the 32
 // bytes of its half g / 4.
-GroupCodes two_bits(const FourLanes& blocks, int64_t offset, int g) {
-  GroupCodes group = load_group(blocks, offset + g / 4 * 32);
-  for (LaneQuads& quad : group.quads) quad = quad >> 2 * (g % 4) & 0x03030303u;
+GroupCodes two_bits(const LoadedQuads<16>& bytes, int g) {
+  GroupCodes group;
+  for (int v = 0; v < kQuads; ++v) group.quads[v] = bytes[g / 4 * 8 + v] >> 2 * (g % 4) & 0x03030303u;
   return group;
 }
 
 // 64 values in 32 bytes: group 2i in the low nibbles, group 2i + 1 in the high ones.
-GroupCodes nibbles_of_pair(const FourLanes& blocks, int64_t offset, int g) {
-  GroupCodes group = load_group(blocks, offset + g / 2 * 32);
-  for (LaneQuads& quad : group.quads) quad = quad >> 4 * (g % 2) & 0x0f0f0f0fu;
+GroupCodes nibbles_of_pair(const LoadedQuads<32>& bytes, int g) {
+  GroupCodes group;
+  for (int v = 0; v < kQuads; ++v) group.quads[v] = bytes[g / 2 * 8 + v] >> 4 * (g % 2) & 0x0f0f0f0fu;
   return group;
 }
 
 // Bit g of each of 32 bytes becomes bit `position` of the codes.
-void add_bits(GroupCodes& group, const FourLanes& blocks, int64_t offset, int g, int position) {
-  const GroupCodes bits = load_group(blocks, offset);
-  for (int v = 0; v < kQuads; ++v) group.quads[v] |= (bits.quads[v] >> g & 0x01010101u) << position;
+void add_bits(GroupCodes& group, const LoadedQuads<8>& bytes, int g, int position) {
+  for (int v = 0; v < kQuads; ++v) group.quads[v] |= (bytes[v] >> g & 0x01010101u) << position;
 }
 
 struct ReadQ2K {
   using Layout = PackedQ2K;
   using Block = BlockQ2K;
   static constexpr int kMinimum = offsetof(Block, dmin);
-  static void scales(const FourLanes& blocks, LaneQuads* words) {
-    load_four_quads(blocks, offsetof(Block, scales), words);
-  }
-  static GroupCodes codes(const FourLanes& blocks, int g) { return two_bits(blocks, offsetof(Block, qs), g); }
+  LoadedQuads<4> scales;
+  LoadedQuads<16> qs;
+
+  explicit ReadQ2K(const FourLanes& blocks)
+      : scales(blocks, offsetof(Block, scales)), qs(blocks, offsetof(Block, qs)) {}
+  LaneQuads four_scales(int w) const { return scales[w]; }
+  GroupCodes codes(int g) const { return two_bits(qs, g); }
 };
 
 struct ReadQ3K {
   using Layout = PackedQ3K;
   using Block = BlockQ3K;
+  LoadedQuads<16> qs;
+  LoadedQuads<8> hmask;
+  LaneQuads scales[3];
+
+  explicit ReadQ3K(const FourLanes& blocks) : qs(blocks, offsetof(Block, qs)), hmask(blocks, offsetof(Block, hmask)) {
+    for (int w = 0; w < 3; ++w) scales[w] = load_quad(blocks, offsetof(Block, scales) + 4 * w);
+  }
   // Sixteen 6-bit scales: low nibbles in bytes 0-7 (scales 0-7 low, 8-15 high), upper two bits in bytes 8-11. They are
   // stored with 32 added.
-  static void scales(const FourLanes& blocks, LaneQuads* words) {
-    constexpr int64_t kAt = offsetof(Block, scales);
-    const LaneQuads low[2] = {load_quad(blocks, kAt), load_quad(blocks, kAt + 4)};
-    const LaneQuads high = load_quad(blocks, kAt + 8);
-    for (int w = 0; w < 4; ++w) {
-      const LaneQuads six = (low[w % 2] >> (w / 2 * 4) & 0x0f0f0f0fu) | (high >> 2 * w & 0x03030303u) << 4;
-      words[w] = (six + 0x60606060u) ^ 0x80808080u;  // minus 32 in each byte, without a borrow from its neighbour
-    }
+  LaneQuads four_scales(int w) const {
+    const LaneQuads six = (scales[w % 2] >> w / 2 * 4 & 0x0f0f0f0fu) | (scales[2] >> 2 * w & 0x03030303u) << 4;
+    return (six + 0x60606060u) ^ 0x80808080u;  // minus 32 in each byte, without a borrow from its neighbour
   }
   // The third bit says whether 4 is *not* subtracted: it is the code's bit 2, and the zero point is 4.
-  static GroupCodes codes(const FourLanes& blocks, int g) {
-    GroupCodes group = two_bits(blocks, offsetof(Block, qs), g);
-    add_bits(group, blocks, offsetof(Block, hmask), g, 2);
+  GroupCodes codes(int g) const {
+    GroupCodes group = two_bits(qs, g);
+    add_bits(group, hmask, g, 2);
     return group;
   }
 };
 
 // Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minima in 12 bytes. Those of groups 0-3 are the low six bits of
 // bytes 0-3 and 4-7; those of groups 4-7 have their low nibbles in bytes 8-11 and their upper bits above the others.
-void six_bit_scales(const FourLanes& blocks, int64_t offset, LaneQuads* words) {
-  words[0] = load_quad(blocks, offset) & 0x3f3f3f3fu;
-  words[1] = (load_quad(blocks, offset + 8) & 0x0f0f0f0fu) | (load_quad(blocks, offset) >> 6 & 0x03030303u) << 4;
-}
-void six_bit_minima(const FourLanes& blocks, int64_t offset, LaneQuads* words) {
-  words[0] = load_quad(blocks, offset + 4) & 0x3f3f3f3fu;
-  words[1] = (load_quad(blocks, offset + 8) >> 4 & 0x0f0f0f0fu) | (load_quad(blocks, offset + 4) >> 6 & 0x03030303u)
-                                                                     << 4;
-}
+struct SixBitScales {
+  LaneQuads words[3];
+
+  SixBitScales(const FourLanes& blocks, int64_t offset) {
+    for (int w = 0; w < 3; ++w) words[w] = load_quad(blocks, offset + 4 * w);
+  }
+  LaneQuads scales(int w) const { return w == 0 ? words[0] & 0x3f3f3f3fu : upper(words[2], words[0]); }
+  LaneQuads minima(int w) const { return w == 0 ? words[1] & 0x3f3f3f3fu : upper(words[2] >> 4, words[1]); }
+
+  static LaneQuads upper(LaneQuads low, LaneQuads high) {
+    return (low & 0x0f0f0f0fu) | (high >> 6 & 0x03030303u) << 4;
+  }
+};
 
 struct ReadQ4K {
   using Layout = PackedQ4K;
   using Block = BlockQ4K;
   static constexpr int kMinimum = offsetof(Block, dmin);
-  static void scales(const FourLanes& blocks, LaneQuads* words) {
-    six_bit_scales(blocks, offsetof(Block, scales), words);
-  }
-  static void minima(const FourLanes& blocks, LaneQuads* words) {
-    six_bit_minima(blocks, offsetof(Block, scales), words);
-  }
-  static GroupCodes codes(const FourLanes& blocks, int g) { return nibbles_of_pair(blocks, offsetof(Block, qs), g); }
+  SixBitScales scales;
+  LoadedQuads<32> qs;
+
+  explicit ReadQ4K(const FourLanes& blocks)
+      : scales(blocks, offsetof(Block, scales)), qs(blocks, offsetof(Block, qs)) {}
+  LaneQuads four_scales(int w) const { return scales.scales(w); }
+  LaneQuads four_minima(int w) const { return scales.minima(w); }
+  GroupCodes codes(int g) const { return nibbles_of_pair(qs, g); }
 };
 
 struct ReadQ5K {
   using Layout = PackedQ5K;
   using Block = BlockQ5K;
   static constexpr int kMinimum = offsetof(Block, dmin);
-  static void scales(const FourLanes& blocks, LaneQuads* words) {
-    six_bit_scales(blocks, offsetof(Block, scales), words);
-  }
-  static void minima(const FourLanes& blocks, LaneQuads* words) {
-    six_bit_minima(blocks, offsetof(Block, scales), words);
-  }
-  static GroupCodes codes(const FourLanes& blocks, int g) {
-    GroupCodes group = nibbles_of_pair(blocks, offsetof(Block, qs), g);
-    add_bits(group, blocks, offsetof(Block, qh), g, 4);
+  SixBitScales scales;
+  LoadedQuads<32> qs;
+  LoadedQuads<8> qh;
+
+  explicit ReadQ5K(const FourLanes& blocks)
+      : scales(blocks, offsetof(Block, scales)), qs(blocks, offsetof(Block, qs)), qh(blocks, offsetof(Block, qh)) {}
+  LaneQuads four_scales(int w) const { return scales.scales(w); }
+  LaneQuads four_minima(int w) const { return scales.minima(w); }
+  GroupCodes codes(int g) const {
+    GroupCodes group = nibbles_of_pair(qs, g);
+    add_bits(group, qh, g, 4);
     return group;
   }
 };
@@ -221,15 +253,19 @@ struct ReadQ5K {
 struct ReadQ6K {
   using Layout = PackedQ6K;
   using Block = BlockQ6K;
-  static void scales(const FourLanes& blocks, LaneQuads* words) {
-    load_four_quads(blocks, offsetof(Block, scales), words);
-  }
+  LoadedQuads<4> scales;
+  LoadedQuads<32> ql;
+  LoadedQuads<16> qh;
+
+  explicit ReadQ6K(const FourLanes& blocks)
+      : scales(blocks, offsetof(Block, scales)), ql(blocks, offsetof(Block, ql)), qh(blocks, offsetof(Block, qh)) {}
+  LaneQuads four_scales(int w) const { return scales[w]; }
   // Per 128 values: 64 bytes of nibbles (groups 0 and 1 low, 2 and 3 high) and 32 bytes of upper pairs of bits.
-  static GroupCodes codes(const FourLanes& blocks, int g) {
-    const GroupCodes low = load_group(blocks, offsetof(Block, ql) + g / 4 * 64 + g % 2 * 32);
-    GroupCodes group = two_bits(blocks, offsetof(Block, qh), g);
+  GroupCodes codes(int g) const {
+    GroupCodes group = two_bits(qh, g);
     for (int v = 0; v < kQuads; ++v) {
-      group.quads[v] = group.quads[v] << 4 | (low.quads[v] >> (g % 4 < 2 ? 0 : 4) & 0x0f0f0f0fu);
+      const LaneQuads low = ql[g / 4 * 16 + g % 2 * 8 + v] >> (g % 4 < 2 ? 0 : 4) & 0x0f0f0f0fu;
+      group.quads[v] = group.quads[v] << 4 | low;
     }
     return group;
   }
@@ -245,25 +281,20 @@ void pack_unit(const FourLanes& blocks, int lane, uint8_t* unit) {
     copy_u16(unit + 2 * (lane + i), blocks.lane[i] + offsetof(typename Read::Block, d));
     if constexpr (Layout::kHasMin) copy_u16(unit + 2 * (kLanes + lane + i), blocks.lane[i] + Read::kMinimum);
   }
+  const Read read(blocks);
   if constexpr (Layout::kHasScaleBytes) {
-    constexpr int kWords = Layout::kScaleBytes / kLanes / 4;
-    LaneQuads words[kWords];
-    Read::scales(blocks, words);
-    for (int w = 0; w < kWords; ++w) {
-      store_bytes_apart(unit + Layout::kScaleOffset + w * 4 * kLanes + lane, kLanes, words[w]);
+    for (int w = 0; w < Layout::kScaleBytes / kLanes / 4; ++w) {
+      store_bytes_apart(unit + Layout::kScaleOffset + w * 4 * kLanes + lane, kLanes, read.four_scales(w));
     }
   }
   if constexpr (Layout::kMinBytes > 0) {
-    constexpr int kWords = Layout::kMinBytes / kLanes / 4;
-    LaneQuads words[kWords];
-    Read::minima(blocks, words);
-    for (int w = 0; w < kWords; ++w) {
-      store_bytes_apart(unit + Layout::kMinOffset + w * 4 * kLanes + lane, kLanes, words[w]);
+    for (int w = 0; w < Layout::kMinBytes / kLanes / 4; ++w) {
+      store_bytes_apart(unit + Layout::kMinOffset + w * 4 * kLanes + lane, kLanes, read.four_minima(w));
     }
   }
 #pragma GCC unroll 8  // shifts by constants: a sixth quicker
   for (int g = 0; g < Layout::kUnitGroups; ++g) {
-    store_codes<Layout>(unit + Layout::kCodeOffset + g * Layout::kGroupCodeBytes + 4 * lane, Read::codes(blocks, g));
+    store_codes<Layout>(unit + Layout::kCodeOffset + g * Layout::kGroupCodeBytes + 4 * lane, read.codes(g));
   }
 }
 

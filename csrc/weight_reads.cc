@@ -13,8 +13,11 @@ namespace pelton {
 namespace {
 
 // File bytes per piece: large enough for the system call to vanish, small enough to stay in the L2 cache between the
-// read and the packing, and to share out the last tensors evenly.
+// read and the packing.
 constexpr int64_t kPieceBytes = int64_t{256} << 10;
+// Consecutive pieces that one thread takes, about a huge page's worth: two threads that touch one huge page first at the
+// same time both clear it.
+constexpr int64_t kPiecesAtOnce = 8;
 constexpr int64_t kScratch = static_cast<int64_t>(kScratchBytes);
 
 }  // namespace
@@ -66,19 +69,25 @@ void WeightReads::run(Team& team) {
   Memory own;
   const int64_t staging_bytes = std::max(staging_bytes_, kScratch);
   if (staging_bytes > kScratch) own = Memory(static_cast<size_t>(staging_bytes * team.num_threads()), "weight reading");
-  team.run_pieces(num_pieces_, [&](int64_t piece, Scratch& scratch) {
-    if (has_failed_.load(std::memory_order_relaxed)) return;
-    const auto after = std::upper_bound(tensors_.begin(), tensors_.end(), piece,
-                                        [](int64_t value, const Tensor& tensor) { return value < tensor.first_piece; });
-    const Tensor& tensor = *(after - 1);
+  team.run_pieces((num_pieces_ + kPiecesAtOnce - 1) / kPiecesAtOnce, [&](int64_t run, Scratch& scratch) {
     uint8_t* staging = own.data() == nullptr ? scratch.data : own.data() + scratch.thread * staging_bytes;
-    const int result = tensor.read_piece(piece - tensor.first_piece, staging, staging_bytes);
-    if (result != 0) note_failure(after - 1 - tensors_.begin(), result);
+    const int64_t end = std::min((run + 1) * kPiecesAtOnce, num_pieces_);
+    for (int64_t piece = run * kPiecesAtOnce; piece < end && !has_failed_.load(std::memory_order_relaxed); ++piece) {
+      read_piece(piece, staging, staging_bytes);
+    }
   });
   if (failed_.has_value()) {
     const Tensor& tensor = tensors_[*failed_];
     throw_read_error(failure_, tensor.place.fd, tensor.end());
   }
+}
+
+void WeightReads::read_piece(int64_t piece, uint8_t* staging, int64_t staging_bytes) {
+  const auto after = std::upper_bound(tensors_.begin(), tensors_.end(), piece,
+                                      [](int64_t value, const Tensor& tensor) { return value < tensor.first_piece; });
+  const Tensor& tensor = *(after - 1);
+  const int result = tensor.read_piece(piece - tensor.first_piece, staging, staging_bytes);
+  if (result != 0) note_failure(after - 1 - tensors_.begin(), result);
 }
 
 void WeightReads::note_failure(int64_t tensor, int result) {

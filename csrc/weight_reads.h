@@ -70,6 +70,7 @@ class WeightReads {
   };
 
   void add(Tensor tensor, int64_t rows, int64_t pieces);
+  void read_piece(int64_t piece, uint8_t* staging, int64_t staging_bytes);
   void note_failure(int64_t tensor, int result);
 
   std::vector<Tensor> tensors_;
