@@ -46,7 +46,7 @@ class Engine:
         self.cache = CacheManager(
             runner.cache_groups, limits.kv_cache_bytes, limits.slab_bytes, limits.max_num_batched_tokens
         )
-        self.scheduler = Scheduler(self.cache, limits.max_num_seqs, limits.max_num_batched_tokens)
+        self.scheduler = Scheduler(self.cache, limits)
         self._clock = clock
         self._requests: dict[str, list[Request]] = {}  # the unfinished choices of each
         self._not_started: set[str] = set()  # requests of which no choice has had a slot
@@ -179,6 +179,8 @@ class Engine:
             kv_cache_usage=self.cache.usage,
             num_steps_total=self._num_steps,
             num_preemptions_total=scheduler.num_preemptions,
+            prefix_queried_tokens_total=scheduler.num_queried_tokens,
+            prefix_hit_tokens_total=scheduler.num_hit_tokens,
             prompt_tokens_total=self._num_prompt_tokens,
             generation_tokens_total=self._num_generated_tokens,
             step_tokens=self._step_tokens,

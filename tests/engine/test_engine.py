@@ -19,7 +19,7 @@ def run(engine: Engine) -> dict[tuple[str, int], list[Progress]]:
         for part in engine.step():
             parts.setdefault((part.request_id, part.choice), []).append(part)
         engine.cache.check_integrity()
-    assert engine.cache.pool.num_free_slabs == engine.cache.pool.num_slabs
+    assert engine.cache.pool.num_idle_slabs == engine.cache.pool.num_slabs
     return parts
 
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pelton.cache.groups import CacheGroupSpec
-from pelton.cache.manager import CacheManager
+from pelton.cache.groups import CacheGroupSpec, peak_slabs
 from pelton.config import load_settings, options
 from pelton.errors import MemoryPlanError, UsageError
 from pelton.plan import ModelFacts, Plan, resolve
@@ -77,10 +76,10 @@ def test_the_table_adds_up_to_what_is_usable(usable_bytes: int, settings: dict[s
 @pytest.mark.parametrize("model", [MODEL, FULL_ONLY])
 def test_the_pool_holds_a_sequence_of_the_whole_context(usable_bytes: int, model: ModelFacts) -> None:
     limits = plan(model, usable_bytes).limits
-    cache = CacheManager(
-        model.cache_groups["bf16"], limits.kv_cache_bytes, limits.slab_bytes, limits.max_num_batched_tokens
+    needed = peak_slabs(
+        model.cache_groups["bf16"], limits.slab_bytes, limits.max_model_len, limits.max_num_batched_tokens
     )
-    assert cache.can_ever_hold(limits.max_model_len)
+    assert needed * limits.slab_bytes <= limits.kv_cache_bytes
     assert limits.max_num_batched_tokens >= limits.max_num_seqs
 
 
