@@ -9,28 +9,17 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any
 
 from pelton.answer import Answer
 from pelton.config import DEFAULT_MODEL, Settings, load_settings
-from pelton.errors import ChatTemplateError, PeltonError, RequestError, UsageError
+from pelton.errors import PeltonError, RequestError, UsageError
 from pelton.loaded_model import LoadedModel, load_model
 from pelton.outputs import RequestOutput
 from pelton.plan import Plan
 from pelton.sampling_params import SamplingParams
 from pelton.text.tokenizer import Tokenizer
-
-
-class TokensPrompt(TypedDict):
-    prompt_token_ids: list[int]
-
-
-class TextPrompt(TypedDict):
-    prompt: str
-
-
-Prompt = str | list[int] | TokensPrompt | TextPrompt
-Message = Mapping[str, Any]
+from pelton.text_model import Message, Prompt, TextModel
 
 
 class LLM:
@@ -70,7 +59,7 @@ class LLM:
 
     @property
     def model_name(self) -> str:
-        return self._loaded.name
+        return self._text.name
 
     @property
     def max_model_len(self) -> int:
@@ -88,12 +77,12 @@ class LLM:
         return self._loaded.plan
 
     def get_tokenizer(self) -> Tokenizer:
-        return self._loaded.tokenizer
+        return self._text.tokenizer
 
     @property
     def recommended_sampling(self) -> Mapping[str, Any]:
         """Fields of SamplingParams that the model's own generation settings give, and only those."""
-        return self._loaded.sampling_defaults
+        return self._text.sampling_defaults
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's own generation settings say, else the defaults of SamplingParams."""
@@ -116,7 +105,7 @@ class LLM:
         priority:         one per prompt, lower goes first.
         Raises ContextLengthError or RequestError, naming the prompt, before anything runs.
         """
-        encoded = [self._encoded(prompt) for prompt in _each(prompts)]
+        encoded = [self._text.encode(prompt) for prompt in _each(prompts)]
         return self._run(encoded, self._sampling_for(sampling_params, len(encoded)), priority)
 
     def chat(
@@ -135,13 +124,13 @@ class LLM:
         """
         is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
         many: list[Any] = [messages] if is_one else list(messages)
-        encoded = [self._encoded_chat(one, add_generation_prompt, chat_template_kwargs or {}) for one in many]
+        encoded = [self._encoded_chat(one, add_generation_prompt, chat_template_kwargs) for one in many]
         return self._run(encoded, self._sampling_for(sampling_params, len(encoded)))
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """As generate for one prompt, step by step: each output holds what is new. Dropping the iterator ends it."""
         sampling = sampling_params or self.get_default_sampling_params()
-        return self._stream(*self._encoded(prompt), sampling)
+        return self._stream(*self._text.encode(prompt), sampling)
 
     def stream_chat(
         self,
@@ -153,11 +142,11 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """As chat for one conversation, step by step."""
         sampling = sampling_params or self.get_default_sampling_params()
-        return self._stream(*self._encoded_chat(messages, add_generation_prompt, chat_template_kwargs or {}), sampling)
+        return self._stream(*self._encoded_chat(messages, add_generation_prompt, chat_template_kwargs), sampling)
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, as chat would compute them."""
-        return self._encoded_chat(messages, add_generation_prompt, {})[1]
+        return self._encoded_chat(messages, add_generation_prompt, None)[1]
 
     def close(self) -> None:
         """Gives the model's memory back. Idempotent."""
@@ -179,32 +168,16 @@ class LLM:
             raise PeltonError("this LLM is closed")
         return self._model
 
-    def _encoded(self, prompt: Any) -> tuple[str | None, list[int]]:
-        """(text if it was one, token ids)."""
-        if isinstance(prompt, Mapping):
-            given = dict(prompt)
-            if len(given) != 1 or not given.keys() <= {"prompt", "prompt_token_ids"}:
-                raise UsageError("a prompt as a dict has one key: `prompt` or `prompt_token_ids`")
-            (prompt,) = given.values()
-        if isinstance(prompt, str):
-            return prompt, self._loaded.tokenizer.encode(prompt, parse_special=True)
-        token_ids = list(prompt)
-        if any(isinstance(token, bool) or not isinstance(token, int) for token in token_ids):
-            raise UsageError("a prompt is a text or a list of token ids")
-        return None, token_ids
+    @property
+    def _text(self) -> TextModel:
+        return self._loaded.text
 
     def _encoded_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool, template_arguments: Mapping[str, Any]
+        self, messages: Sequence[Message], add_generation_prompt: bool, template_arguments: Mapping[str, Any] | None
     ) -> tuple[str, list[int]]:
-        """(text as the model's template writes it, token ids)."""
-        template = self._loaded.chat_template
-        if template is None:
-            raise ChatTemplateError(
-                f"`{self.model_name}` has no chat template: it continues texts, it does not converse",
-                "use `generate`, or take an instruction-tuned model",
-            )
-        text, token_ids = template.encode(messages, add_generation_prompt=add_generation_prompt, **template_arguments)
-        return text, token_ids
+        return self._text.encode_chat(
+            messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=template_arguments
+        )
 
     def _sampling_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -267,7 +240,7 @@ class LLM:
         loaded = self._loaded
         request_id = str(next(self._request_numbers))
         # Known here before the engine knows of it: a step never tells of a request that has no answer.
-        answer = self._answers[request_id] = Answer(request_id, text, token_ids, sampling, loaded.tokenizer)
+        answer = self._answers[request_id] = Answer(request_id, text, token_ids, sampling, loaded.text.tokenizer)
         try:
             loaded.engine.add(request_id, token_ids, sampling, priority=priority)
         except BaseException:

@@ -5,7 +5,9 @@ It holds the engine to the contract: a row sees exactly the tokens before it, in
 
 from __future__ import annotations
 
+import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pelton.cache.groups import BLOCK_TOKENS, OFFSET_UNIT, CacheGroupSpec
@@ -29,13 +31,14 @@ class _Slot:
 @dataclass
 class FakeRunner:
     """fail_on: a drawn token that makes its slot fail. interrupt_at: number of the step after which Ctrl-C comes.
-    steps: every batch, in order."""
+    steps: every batch, in order. has_failed: empty slots may be given back since."""
 
     cache_groups: list[CacheGroupSpec] = field(default_factory=lambda: [FULL])
     fail_on: int | None = None
     interrupt_at: int | None = None
     steps: list[Batch] = field(default_factory=list)
     is_closed: bool = False
+    has_failed: bool = False
     _slots: dict[int, _Slot] = field(default_factory=dict)
     _memory: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # (group, block) -> 16 tokens' marks
     _owners: dict[int, tuple[int, int]] = field(default_factory=dict)  # 64 bytes of the pool -> who wrote there last
@@ -44,13 +47,15 @@ class FakeRunner:
         assert batch.work, "an empty step"
         self.steps.append(batch)
         for slot in batch.finished_slots:
-            del self._slots[slot]
+            assert slot in self._slots or self.has_failed, "an empty slot is given back"
+            self._slots.pop(slot, None)
         for new in batch.new:
             assert new.slot not in self._slots, "a slot was given twice"
             self._slots[new.slot] = _Slot(new, list(new.token_ids), [])
         assert len({work.slot for work in batch.work}) == len(batch.work), "a slot works twice in one step"
         outcome = StepResult([self._work(work) for work in batch.work])
         if len(self.steps) == self.interrupt_at:
+            self.has_failed = True
             raise KeyboardInterrupt
         return outcome
 
@@ -138,10 +143,11 @@ def engine_of(
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 32,
     fail_on: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """An engine over a fake runner. A slab is 512 bytes: four blocks of the full group."""
     limits = EngineLimits(max_model_len, max_num_seqs, max_num_batched_tokens, num_slabs * 512, 512, VOCAB_SIZE)
-    return Engine(FakeRunner(groups or [FULL], fail_on), limits, (EOS,))
+    return Engine(FakeRunner(groups or [FULL], fail_on), limits, (EOS,), clock=clock)
 
 
 def runner_of(engine: Engine) -> FakeRunner:

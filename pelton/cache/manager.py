@@ -99,6 +99,16 @@ class CacheManager:
         for index, blocks in enumerate(tables.blocks):
             self.pool.release(index, blocks)
 
+    @property
+    def usage(self) -> float:
+        """Share of the pool that is held, 0 to 1."""
+        return self.pool.usage
+
+    def clear(self) -> None:
+        """Forgets all tables and all blocks."""
+        self._tables = {}
+        self.pool.clear()
+
     def table(self, slot: int, group: int) -> list[int | None]:
         """A slot's table as the kernels see it: an offset per 16 tokens, None where it was given back."""
         tables = self._tables[slot]

@@ -40,13 +40,28 @@ class BlockPool:
             if group.block_bytes <= 0 or group.block_bytes % OFFSET_UNIT or group.block_bytes > slab_bytes:
                 raise ValueError(f"a block of {group.block_bytes} bytes can't be cut from a slab of {slab_bytes}")
         self.num_slabs = pool_bytes // slab_bytes
+        self.slab_bytes = slab_bytes
         self._slab_units = slab_bytes // OFFSET_UNIT
+        self._block_bytes = [group.block_bytes for group in groups]
+        self.clear()
+
+    def clear(self) -> None:
+        """All blocks are free."""
         self._free_slabs = list(range(self.num_slabs - 1, -1, -1))  # the lowest first: untouched pages stay untouched
-        self._groups = [_GroupBlocks(group.block_bytes, slab_bytes) for group in groups]
+        self._groups = [_GroupBlocks(block_bytes, self.slab_bytes) for block_bytes in self._block_bytes]
 
     @property
     def num_free_slabs(self) -> int:
         return len(self._free_slabs)
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool that is in use, 0 to 1."""
+        used = sum(
+            len(group.reference_counts) * block_bytes
+            for group, block_bytes in zip(self._groups, self._block_bytes, strict=True)
+        )
+        return used / max(1, self.num_slabs * self.slab_bytes)
 
     def num_used_blocks(self, group: int) -> int:
         return len(self._groups[group].reference_counts)

@@ -66,7 +66,7 @@ class SlotWork(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     new: list[NewRequest]
     work: list[SlotWork]
-    finished_slots: list[int]  # freed before `new` enters
+    finished_slots: list[int]  # freed before `new` enters; one that is empty, after a step that broke off, stays so
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

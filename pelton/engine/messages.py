@@ -1,6 +1,6 @@
 """What the HTTP side and the engine process tell each other, as typed msgpack; it knows no sockets.
 
-    client ──► engine     Start, then AddRequest and AbortRequest in any number, then Stop
+    client ──► engine     Start, EndTokens, then AddRequest and AbortRequest in any number, then Stop
     engine ──► client     Loading*, then Ready, then StepReport*; Failed in place of any of them, and then the end
 
 Every message is one frame of channel.py. A message that does not decode to its type ends the connection: both ends are
@@ -23,6 +23,12 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """The first message. settings: every setting by name, as `pelton.config.load_settings` takes them."""
 
     settings: dict[str, Any]
+
+
+class EndTokens(msgspec.Struct, frozen=True, tag=True):
+    """The tokens that end an answer. The client's tokenizer knows them: the engine process needs none of its own."""
+
+    token_ids: list[int]
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
@@ -108,5 +114,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     hint: str | None = None
 
 
-ToEngine = Start | AddRequest | AbortRequest | Stop
+ToEngine = Start | EndTokens | AddRequest | AbortRequest | Stop
 ToClient = Loading | Ready | StepReport | Failed

@@ -11,6 +11,7 @@ asks; and one that is alone but finds the slabs scattered starts again in an emp
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from operator import attrgetter
 
 import msgspec
@@ -56,6 +57,7 @@ class Scheduler:
     def __init__(self, cache: CacheManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         assert max_num_batched_tokens >= max_num_seqs, "a step must have room for a token of every sequence"
         self.cache = cache
+        self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.running: list[Request] = []
         self.waiting: list[Request] = []
@@ -63,6 +65,7 @@ class Scheduler:
         self._by_slot: dict[int, Request] = {}
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._finished_slots: list[int] = []  # to be told to the runner with the next batch
+        self._started: list[Request] = []
 
     def add(self, request: Request) -> None:
         """Queues a request. The caller has checked that the cache can hold its peak_tokens."""
@@ -88,25 +91,39 @@ class Scheduler:
         finished, self._finished_slots = self._finished_slots, []
         return Batch(draft.new, list(draft.work.values()), finished)
 
-    def update(self, batch: Batch, outcome: StepResult) -> list[Progress]:
+    def take_started(self) -> list[Request]:
+        """Those that got a slot for the first time since the last call."""
+        started, self._started = self._started, []
+        return started
+
+    def update(self, batch: Batch, outcome: StepResult, now_s: float) -> list[Progress]:
         """Takes in what a batch came to; finished requests leave."""
         num_tokens = {work.slot: work.num_tokens for work in batch.work}
         progress = []
         for result in outcome.results:
             request = self._by_slot[result.slot]
-            progress.append(request.advance(num_tokens.pop(result.slot), result))
+            progress.append(request.advance(num_tokens.pop(result.slot), result, now_s))
             if request.finish_reason is not None:
                 self._stop_running(request)
         assert not num_tokens, f"the runner left out slots {sorted(num_tokens)}"
         return progress
 
-    def requeue_running(self) -> None:
-        """After a step that failed or was interrupted: all that ran starts again from its known tokens, in fresh slots.
+    def restart(self, requests: Iterable[Request]) -> None:
+        """After a call that broke off anywhere: these requests start again from their known tokens, in fresh slots.
 
-        What the lost step drew is drawn again, the same.
+        It trusts nothing that was kept, and may itself be interrupted and repeated. What the lost step drew is drawn
+        again, the same.
         """
-        for request in list(self.running):
-            self._back_to_waiting(request)
+        self.cache.clear()
+        self.running = []
+        self.waiting = sorted(requests, key=_ORDER)
+        for request in self.waiting:
+            request.slot = None
+            request.num_computed = 0
+        self._by_slot = {}
+        self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
+        self._finished_slots = list(range(self.max_num_seqs))
+        self._started = []
 
     def _continue_running(self, draft: _StepDraft) -> None:
         """Decodes first, so that no prefill delays a running stream by more than one step's budget."""
@@ -145,6 +162,8 @@ class Scheduler:
             del self.waiting[0]
             slot = self._free_slots.pop()
             request.slot = slot
+            if request.started_s is None:
+                self._started.append(request)
             insort(self.running, request, key=_ORDER)
             self._by_slot[slot] = request
             self.cache.open(slot)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pelton.errors import CheckpointError
-from pelton.loaded_model import read_generation_config
+from pelton.text_model import read_generation_config
 
 
 def written(folder: Path, content: bytes) -> Path:
