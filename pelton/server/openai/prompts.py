@@ -173,7 +173,7 @@ class Prompts:
                 read(source)
             while pending:
                 done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                for task in [each for each in pending if each in done]:
                     source = pending.pop(task)
                     try:
                         item = task.result()

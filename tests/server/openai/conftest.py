@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -53,7 +52,13 @@ class Client:
         self.application = application
 
     async def send(
-        self, method: str, path: str, body: bytes = b"", *, leave: asyncio.Event | None = None, into: Answered | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        leave: asyncio.Event | None = None,
+        into: Answered | None = None,
     ) -> Answered:
         answered = into or Answered()
         unread = [{"type": "http.request", "body": body, "more_body": False}]
