@@ -90,6 +90,8 @@ def decode_request(body: bytes, type_: type[T], *, is_strict: bool = False) -> D
         if name not in known and given.get(name) is not None:
             _check_refused(name, given, neutral)
     ignored = tuple(dict.fromkeys(name for name in _ignored(request, given) if name not in REFUSED))
+    if len(ignored) > _MAX_IGNORED_NAMES:
+        ignored = (*ignored[:_MAX_IGNORED_NAMES], "(more)")
     if ignored and is_strict:
         raise bad_request(f"unknown fields: {', '.join(ignored)}", ignored[0], code="unknown_parameter")
     return Decoded(request, ignored)

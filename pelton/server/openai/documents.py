@@ -26,7 +26,7 @@ class Usage(Struct, kw_only=True):
 
 
 class Timings(Struct, kw_only=True):
-    """llama-server's names. prompt_n: prompt tokens computed; cache_n: those found in the cache; predicted: the answer."""
+    """llama-server's names. prompt_n: prompt tokens computed; cache_n: those that were cached."""
 
     cache_n: int
     prompt_n: int

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal, cast
+from typing import Literal
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -15,11 +15,12 @@ from starlette.requests import Request
 from pelton.async_llm import AsyncLLM
 from pelton.outputs import CompletionOutput, RequestOutput
 from pelton.sampling_params import SamplingParams
-from pelton.server.context import ServerContext
+from pelton.server.context import ServerContext, record_of
 from pelton.server.errors import ApiError
 from pelton.server.openai.documents import PromptTokensDetails, Timings, Usage
 from pelton.server.openai.sampling import Wish, sampling_params, truncate
 from pelton.server.openai.schemas import GenerationRequest
+from pelton.server.request_log import Generation
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
@@ -96,9 +97,8 @@ class Prompts:
         self._cache_salt = request.cache_salt or ""
         self._response_id = response_id
         self._hides_answer = hides_answer
+        self._generations = record_of(http_request).generations
         self._num_answer_tokens = 0
-        self._num_cached_tokens = 0
-        self._last: RequestOutput | None = None
 
     async def outputs(self) -> Outputs:
         """Raises what the engine refuses a prompt with, and ApiError if one fails, is ended or takes too long."""
@@ -112,14 +112,13 @@ class Prompts:
             prompt_tokens=num_prompt_tokens,
             completion_tokens=self._num_answer_tokens,
             total_tokens=num_prompt_tokens + self._num_answer_tokens,
-            prompt_tokens_details=PromptTokensDetails(self._num_cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(sum(each.num_cached_tokens for each in self._generations)),
             truncated_tokens=sum(prompt.num_truncated for prompt in self._prompts) or UNSET,
         )
 
     def timings(self) -> Timings:
         """Of the prompt that ended last."""
-        assert self._last is not None, "timings are told at the end"
-        return _timings(self._last, self._num_answer_tokens)
+        return _timings(max(self._generations, key=lambda each: each.finished_s or 0.0))
 
     def _taken(self, output: RequestOutput) -> RequestOutput:
         for choice in output.outputs:
@@ -127,9 +126,6 @@ class Prompts:
                 raise ApiError(503, "the answer was ended: the server shuts down", code="shutting_down")
             if choice.finish_reason == "error":
                 raise ApiError(500, f"the answer failed: {choice.error}", code="generation_failed")
-        if output.finished:
-            self._num_cached_tokens += output.num_cached_tokens
-            self._last = output
         if self._hides_answer:
             return replace(output, outputs=[_hidden(choice) for choice in output.outputs])
         self._num_answer_tokens += sum(len(choice.token_ids) for choice in output.outputs)
@@ -147,7 +143,7 @@ class Prompts:
         )
         owes_logprobs = prompt.sampling.prompt_logprobs is not None
         held: list[RequestOutput] = []
-        async with aclosing(cast("AsyncGenerator[RequestOutput, None]", outputs)):
+        async with aclosing(outputs):
             async for output in outputs:
                 if not owes_logprobs:
                     yield index, output
@@ -177,7 +173,7 @@ class Prompts:
                 read(source)
             while pending:
                 done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                for task in [each for each in pending if each in done]:
                     source = pending.pop(task)
                     try:
                         item = task.result()
@@ -206,15 +202,17 @@ def _hidden(choice: CompletionOutput) -> CompletionOutput:
     )
 
 
-def _timings(output: RequestOutput, num_answer_tokens: int) -> Timings:
-    times = output.times
-    assert times is not None, "it has ended"
-    assert times.first_token_s is not None, "it has an answer"
-    prompt_s = times.first_token_s - times.started_s
-    answer_s = times.finished_s - times.first_token_s
-    num_prompt_tokens = len(output.prompt_token_ids) - output.num_cached_tokens
+def _timings(generation: Generation) -> Timings:
+    """Waiting for the engine is no part of them."""
+    first_s, end_s = generation.first_token_s, generation.finished_s
+    assert first_s is not None, "every answer has a token"
+    assert end_s is not None, "it has ended"
+    prompt_s = first_s - (generation.started_s or generation.arrived_s)
+    answer_s = end_s - first_s
+    num_prompt_tokens = generation.num_prompt_tokens - generation.num_cached_tokens
+    num_answer_tokens = generation.num_output_tokens
     return Timings(
-        cache_n=output.num_cached_tokens,
+        cache_n=generation.num_cached_tokens,
         prompt_n=num_prompt_tokens,
         prompt_ms=prompt_s * 1e3,
         prompt_per_token_ms=prompt_s * 1e3 / max(num_prompt_tokens, 1),

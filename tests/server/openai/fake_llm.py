@@ -25,7 +25,7 @@ TIMES = RequestTimes(10.0, 11.0, 13.0, 17.0)
 
 @dataclasses.dataclass
 class Said:
-    """What one choice says: tokens one by one, then a finish reason. Tokens beyond max_tokens are not said."""
+    """What one choice says: tokens one by one, of which the last has the finish reason. max_tokens ends it earlier."""
 
     token_ids: list[int]
     finish_reason: str = "stop"
@@ -53,7 +53,7 @@ class FakeLLM:
     def __init__(self, text: TextModel | None = None) -> None:
         self.text = text or text_model_from("org/model", MODEL, None)
         self.limits = LIMITS
-        self.say: Callable[[list[int], int], Said] = lambda prompt, choice: Said(self.tokens("Hello you."))
+        self.say: Callable[[list[int], int], Said] = lambda prompt, choice: self.said("Hello you.")
         self.refuse: PeltonError | None = None
         self.turn: Callable[[], Any] = lambda: asyncio.sleep(0)
         self.logprobs_of: Callable[[int, int], TokenLogprobs] = made_up_logprobs
@@ -64,6 +64,11 @@ class FakeLLM:
 
     def tokens(self, text: str) -> list[int]:
         return self.text.tokenizer.encode(text, add_special=False)
+
+    def said(self, text: str) -> Said:
+        """A text and the token that ends an answer."""
+        assert self.text.tokenizer.eos_token_id is not None
+        return Said([*self.tokens(text), self.text.tokenizer.eos_token_id])
 
     async def encode(self, prompt: Any) -> tuple[str | None, list[int]]:
         return self.text.encode(prompt, max_bytes=MAX_PROMPT_BYTES)
@@ -98,47 +103,31 @@ class FakeLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         answer = Answer(request_id, None, prompt, sampling, self.text.tokenizer)
         said = [self.say(prompt, choice) for choice in range(sampling.n)]
-        position = 0
-        while not answer.is_finished:
+        for position in range(max(len(what.token_ids) for what in said)):
             for choice, what in enumerate(said):
                 await self.turn()
-                progress = self._progress(request_id, prompt, choice, what, position, sampling)
-                if progress is not None:
-                    answer.take(progress)
+                if position < len(what.token_ids):
+                    answer.take(self._progress(request_id, prompt, choice, what, position, sampling))
                 news = answer.news()
                 if news is not None:
                     yield news
-            position += 1
 
     def _progress(
         self, request_id: str, prompt: list[int], choice: int, said: Said, position: int, sampling: SamplingParams
-    ) -> Progress | None:
-        if position > len(said.token_ids):
-            return None
-        has_token = position < len(said.token_ids)
-        reason: Any = None
-        if position + 1 == sampling.max_tokens and has_token:
+    ) -> Progress:
+        reason: Any = said.finish_reason if position + 1 == len(said.token_ids) else None
+        if position + 1 == sampling.max_tokens:
             reason = "length"
-        elif position >= len(said.token_ids) - (said.finish_reason == "stop"):
-            reason = said.finish_reason
-        token_ids = [said.token_ids[position]] if has_token and reason in (None, "stop", "length") else []
+        token_ids = [] if reason in ("abort", "error") else [said.token_ids[position]]
         logprobs = None
         if sampling.logprobs is not None:
             logprobs = [self.logprobs_of(token_id, sampling.logprobs) for token_id in token_ids]
         told = None
         if sampling.prompt_logprobs is not None and position == 0 and choice == 0 and len(prompt) > 1:
             told = [self.logprobs_of(token_id, sampling.prompt_logprobs) for token_id in prompt[1:]]
+        times = TIMES if reason else None
         return Progress(
-            request_id,
-            choice,
-            token_ids,
-            logprobs,
-            told,
-            reason,
-            None,
-            said.error,
-            TIMES if reason else None,
-            self.num_cached_tokens,
+            request_id, choice, token_ids, logprobs, told, reason, None, said.error, times, self.num_cached_tokens
         )
 
 
