@@ -200,6 +200,9 @@ class EngineSettings:
     max_num_batched_tokens: int | None = _setting(
         None, _ROWS, "tokens computed in one step; larger prefills faster, smaller disturbs running streams less"
     )
+    prefix_cache: bool = _setting(
+        True, _SWITCH, "what is computed of a prompt is kept while there is room, for requests that start alike"
+    )
     threads: int | None = _setting(None, _INTEGER, "threads; auto: the physical cores that this process may use")
     level: str | None = _setting(
         None,

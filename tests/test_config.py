@@ -23,6 +23,7 @@ def test_a_new_option_is_a_deliberate_act() -> None:
         "--activations",
         "--max-num-seqs",
         "--max-num-batched-tokens",
+        "--prefix-cache",
         "--threads",
         "--level",
         "--provider-order",
