@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    is_whole = is_whole and not (config.option.keyword or config.option.markexpr)
+    is_whole = is_whole and not (config.option.keyword or config.option.markexpr or config.option.collectonly)
     if config.getoption("--all") and is_whole:
         config.pluginmanager.register(FullRunReport())
 
