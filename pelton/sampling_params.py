@@ -89,12 +89,12 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"`{name}` is `{getattr(self, name)!r}`, which is neither true nor false")
         for token in self.stop_token_ids:
-            if not _is_token(token):
+            if not _is_integer(token):
                 raise UsageError(f"`stop_token_ids` has `{token!r}`, which is not a token id")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise UsageError(f"`logit_bias` has `{len(self.logit_bias)}` entries; at most {MAX_LOGIT_BIAS} are taken")
         for token, bias in self.logit_bias.items():
-            if not _is_token(token):
+            if not _is_integer(token) or token < 0:
                 raise UsageError(f"`logit_bias` has key `{token!r}`; keys are token ids")
             _check(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
@@ -116,8 +116,8 @@ def _dict(name: str, value: Any) -> dict[Any, Any]:
     return dict(value)
 
 
-def _is_token(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:
