@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 
 from pelton.cache.manager import CacheManager
 from pelton.engine.batch import Runner
@@ -76,7 +76,7 @@ class Engine:
         if request_id in self._requests:
             raise RequestError(f"there is a request `{request_id}` already")
         self.check(prompt_token_ids, sampling)
-        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed & _SEED_MASK
+        seed = int.from_bytes(os.urandom(8)) if sampling.seed is None else sampling.seed & _SEED_MASK
         choices = []
         for choice in range(sampling.n):
             order = (priority, self._num_arrived)

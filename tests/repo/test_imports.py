@@ -10,6 +10,7 @@ import pytest
 
 # Each costs as much as a good part of Pelton itself, and no start needs it.
 SLOW = {"asyncio", "email", "huggingface_hub", "importlib.metadata", "numpy", "rich", "subprocess", "tempfile", "torch"}
+SLOW |= {"difflib", "random", "secrets", "tomllib"}
 SLOW |= {"concurrent.futures", "http", "multiprocessing", "transformers", "zipfile"}
 
 
