@@ -7,10 +7,8 @@ decision to the plan, which tells it with its reason.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -410,12 +408,16 @@ def _parse(option: Option, value: Any) -> Any:
 
 
 def _unknown(name: str, place: str, known: Mapping[str, Option]) -> UsageError:
+    import difflib
+
     nearest = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(known)}"
     return UsageError(f"`{name}` in {place} is not a setting", hint)
 
 
 def _read_file(file: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         with file.open("rb") as stream:
             return tomllib.load(stream)

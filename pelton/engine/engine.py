@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -98,7 +98,7 @@ class Engine:
         if seed is None:
             seed = sampling.seed
         self._check_replay(prompt_token_ids, sampling, seed, output_token_ids)
-        seed = secrets.randbits(64) if seed is None else seed & _SEED_MASK
+        seed = int.from_bytes(os.urandom(8)) if seed is None else seed & _SEED_MASK
         choices = []
         for choice in range(sampling.n):
             request = Request(
