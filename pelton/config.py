@@ -193,12 +193,17 @@ class EngineSettings:
     )
     threads: int | None = _setting(None, _INTEGER, "threads; auto: the physical cores that this process may use")
     level: str | None = _setting(
-        None, _AUTO_TEXT, "instruction level of the kernels, see `pelton doctor`; auto: the best that is usable"
+        None,
+        _AUTO_TEXT,
+        "instruction level of the kernels, see `pelton doctor`; auto: the best that is usable",
+        is_advanced=True,
     )
     provider_order: tuple[str, ...] | None = _setting(
-        None, _AUTO_NAMES, "providers of kernels in order of preference; auto: the platform's order"
+        None, _AUTO_NAMES, "providers of kernels in order of preference; auto: the platform's order", is_advanced=True
     )
-    disabled_kernels: tuple[str, ...] = _setting((), _NAMES, "kernels not to use, as `provider/kernel`")
+    disabled_kernels: tuple[str, ...] = _setting(
+        (), _NAMES, "kernels not to use, as `provider/kernel`", is_advanced=True
+    )
     strict: bool = _setting(False, _FLAG, "a size that does not fit is an error that says what would, not reduced")
 
 
@@ -236,7 +241,9 @@ class ServerSettings:
         (), _NAMES, "origins of web pages that may call this server, as `https://example.org`, or `*`"
     )
     strict_params: bool = _setting(False, _FLAG, "a request field that is not known is an error, not ignored and told")
-    always_include_usage: bool = _setting(False, _FLAG, "streams end with the token counts also when not asked to")
+    always_include_usage: bool = _setting(
+        False, _FLAG, "streams end with the token counts also when not asked to", is_advanced=True
+    )
     log_format: str = _setting(
         "auto", _choice("auto", "text", "json"), "the line per request; auto: text at a terminal, else json"
     )

@@ -19,6 +19,7 @@ from pelton.errors import PeltonError, UsageError
 COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("pelton.cli.chat", "talk to a model, or answer one prompt"),
     "run": ("pelton.cli.run", "`chat` with the model first: pelton run MODEL [PROMPT]"),
+    "serve": ("pelton.cli.serve", "answer many over HTTP, in OpenAI's dialect"),
     "generate": ("pelton.cli.generate", "continue a text as it stands, without a chat template"),
     "explain": ("pelton.cli.explain", "say what a model is and how it would run here, without loading it"),
     "models": ("pelton.cli.models", "list, pull, verify and remove models"),
@@ -79,13 +80,13 @@ def _dispatch(arguments: list[str]) -> int:
     if name == "--version":
         name = "version"
     parser, run = command(name)
+    _configure_logging()
     try:
         parsed, unknown = parser.parse_known_args(rest)
     except SystemExit as end:  # how argparse leaves after --help
         return int(end.code or 0)
     if unknown:
         raise _unknown_arguments(parser, unknown)
-    _configure_logging()
     return run(parsed)
 
 

@@ -20,9 +20,9 @@ from pelton.server.watch import EngineWatch
 
 if TYPE_CHECKING:
     from pelton.async_llm import AsyncLLM
-    from pelton.llm import Prompt
     from pelton.outputs import RequestOutput
     from pelton.sampling_params import SamplingParams
+    from pelton.text_model import Prompt
 
 
 @dataclass

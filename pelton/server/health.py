@@ -62,7 +62,7 @@ async def metrics(request: Request, context: ServerContext) -> Response:
     text = context.metrics.exposition(
         context.llm.stats,
         is_healthy=context.problem is None,
-        num_restarts=context.num_restarts,
+        num_restarts=context.llm.num_restarts,
         traffic=context.traffic,
     )
     return Response(text, headers={"content-type": CONTENT_TYPE})

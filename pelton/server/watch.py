@@ -8,6 +8,7 @@ from pelton.engine.messages import EngineStats
 
 if TYPE_CHECKING:
     from pelton.async_llm import AsyncLLM
+    from pelton.server.metrics import Metrics
 
 # An engine with work that says nothing for so long is stuck, unless its steps are known to be slow.
 _MIN_STALL_S = 30.0
@@ -15,13 +16,15 @@ _STALL_IN_STEPS = 20
 
 
 class EngineWatch:
-    """Is told of every step."""
-
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics | None = None) -> None:
+        self._metrics = metrics
         self._longest_step_s = 0.0
 
     def take(self, stats: EngineStats) -> None:
+        """Is told of every step."""
         self._longest_step_s = max(self._longest_step_s, stats.step_seconds)
+        if self._metrics is not None:
+            self._metrics.observe_step(stats)
 
     def problem(self, llm: AsyncLLM) -> str | None:
         """Why no request would be answered now, None if it would."""

@@ -11,6 +11,7 @@ import pytest
 # Each costs as much as a good part of Pelton itself, and no start needs it.
 SLOW = {"asyncio", "email", "huggingface_hub", "importlib.metadata", "numpy", "rich", "subprocess", "tempfile", "torch"}
 SLOW |= {"concurrent.futures", "http", "multiprocessing", "transformers", "zipfile"}
+SLOW |= {"httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"}
 
 
 def modules_of(*arguments: str) -> set[str]:

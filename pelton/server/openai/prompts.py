@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal, cast
+from typing import Literal
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -143,7 +143,7 @@ class Prompts:
         )
         owes_logprobs = prompt.sampling.prompt_logprobs is not None
         held: list[RequestOutput] = []
-        async with aclosing(cast("AsyncGenerator[RequestOutput, None]", outputs)):
+        async with aclosing(outputs):
             async for output in outputs:
                 if not owes_logprobs:
                     yield index, output
