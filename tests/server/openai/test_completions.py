@@ -61,7 +61,7 @@ def test_prompts_that_are_none_of_the_kinds_are_refused(client: Client, prompt: 
 def test_a_large_batch_does_not_fill_the_queue(client: Client, llm: FakeLLM) -> None:
     most = 0
 
-    async def turn() -> None:
+    async def turn(prompt: list[int]) -> None:
         nonlocal most
         most = max(most, llm.num_open)
 

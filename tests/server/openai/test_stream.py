@@ -149,7 +149,7 @@ class Gate:
 
     def __init__(self, llm: FakeLLM) -> None:
         self._steps = asyncio.Semaphore(0)
-        llm.turn = self._steps.acquire
+        llm.turn = lambda prompt: self._steps.acquire()
 
     async def let(self, count: int) -> None:
         for _ in range(count):
@@ -245,7 +245,7 @@ def test_nothing_is_read_from_the_engine_while_the_client_does_not_read(server: 
     async def scenario() -> None:
         num_drawn = 0
 
-        async def turn() -> None:
+        async def turn(prompt: list[int]) -> None:
             nonlocal num_drawn
             num_drawn += 1
 
