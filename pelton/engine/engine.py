@@ -142,6 +142,12 @@ class Engine:
         self._undo = None
         return bool(ended)
 
+    def abort_all(self) -> None:
+        """Ends every request, as `abort` does each."""
+        self._settle()
+        for request_id in list(self._requests):
+            self.abort(request_id)
+
     def step(self) -> list[Progress]:
         """Runs one step. Empty if there is nothing to do, or if none of the requests got anything."""
         self._settle()

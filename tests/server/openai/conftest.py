@@ -20,13 +20,14 @@ from tests.server.openai.fake_llm import FakeLLM
 
 @dataclass
 class Answered:
-    """One answer. body: all of it so far."""
+    """One answer. body: all of it so far. may_go_on: unless set, the client does not read it."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     writes: list[bytes] = field(default_factory=list)
     is_complete: bool = False
+    may_go_on: asyncio.Event | None = None
 
     @property
     def json(self) -> Any:
@@ -74,7 +75,9 @@ class Client:
             if message["type"] == "http.response.start":
                 answered.status = message["status"]
                 answered.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-            elif message["body"] or not message.get("more_body"):
+            else:
+                if answered.may_go_on is not None:
+                    await answered.may_go_on.wait()
                 assert not answered.is_complete, "nothing comes after the end"
                 answered.body += message["body"]
                 answered.writes.append(message["body"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ class Asked:
 class FakeLLM:
     """say: the answer of a choice of a prompt. refuse: raised in place of any answer.
 
-    turn: awaited before each token, so that a test can hold the answer there. asked: every request so far. num_open:
-    requests that have begun and not ended.
+    turn: awaited before each token of a prompt, so that a test can hold the answer there. asked: every request so far.
+    num_open: requests that have begun and not ended.
     """
 
     status = "ready"
@@ -55,7 +55,7 @@ class FakeLLM:
         self.limits = LIMITS
         self.say: Callable[[list[int], int], Said] = lambda prompt, choice: self.said("Hello you.")
         self.refuse: PeltonError | None = None
-        self.turn: Callable[[], Any] = lambda: asyncio.sleep(0)
+        self.turn: Callable[[list[int]], Awaitable[object]] = lambda prompt: asyncio.sleep(0)
         self.logprobs_of: Callable[[int, int], TokenLogprobs] = made_up_logprobs
         self.num_cached_tokens = 0
         self.asked: list[Asked] = []
@@ -105,7 +105,7 @@ class FakeLLM:
         said = [self.say(prompt, choice) for choice in range(sampling.n)]
         for position in range(max(len(what.token_ids) for what in said)):
             for choice, what in enumerate(said):
-                await self.turn()
+                await self.turn(prompt)
                 if position < len(what.token_ids):
                     answer.take(self._progress(request_id, prompt, choice, what, position, sampling))
                 news = answer.news()

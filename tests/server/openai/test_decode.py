@@ -21,8 +21,8 @@ def decode(*, is_strict: bool = False, **fields: Any) -> tuple[ChatCompletionReq
 
 
 def refused(body: bytes | None = None, **fields: Any) -> ApiError:
+    given = json.dumps({"messages": HELLO, **fields}).encode() if body is None else body
     with pytest.raises(ApiError) as caught:
-        given = json.dumps({"messages": HELLO, **fields}).encode() if body is None else body
         decode_request(given, ChatCompletionRequest)
     error = caught.value
     assert error.status == 400
