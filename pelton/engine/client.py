@@ -201,6 +201,8 @@ class EngineClient:
 
     def end_choice(self, stream: EngineStream, choice: int) -> None:
         """Its reader has seen enough of a choice: nothing more of it comes, and the engine drops it."""
+        if self._streams.get(stream.request_id) is not stream:
+            return  # the engine was faster: it had ended before its reader saw it
         stream.end_choice(choice)
         if stream.is_sent and self._process is not None:
             self._process.send(AbortRequest(stream.request_id, choice))
