@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import cast
 
 from pelton.engine.channel import ChannelClosedError, ChannelError, FrameReader, frame
 from pelton.engine.messages import Stop, ToClient, ToEngine
@@ -85,8 +86,7 @@ class EngineProcess(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
