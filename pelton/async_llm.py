@@ -128,6 +128,16 @@ class AsyncLLM:
         """Of the last step."""
         return EngineStats() if self._client is None else self._client.stats
 
+    @property
+    def silence_s(self) -> float:
+        """How long the engine has said nothing although it has work; 0.0 if it has none."""
+        return 0.0 if self._client is None else self._client.silence_s
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the engine's process was started again."""
+        return 0 if self._client is None else self._client.num_restarts
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's own generation settings say, else the defaults of SamplingParams."""
         return SamplingParams(**self.text.sampling_defaults)

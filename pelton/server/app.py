@@ -19,7 +19,9 @@ from starlette.routing import Match
 from starlette.routing import Route as PathPattern
 from starlette.types import Message, Receive, Scope, Send
 
+from pelton.server.auth import Guard
 from pelton.server.context import ServerContext
+from pelton.server.cors import allow, is_preflight, preflight_response
 from pelton.server.errors import ApiError, error_response, from_exception, unavailable
 from pelton.server.request_log import RequestRecord
 
@@ -54,22 +56,26 @@ class Route:
 class Application:
     """The ASGI application. Order: route, key, method, whether the model is there, body, handler."""
 
-    def __init__(self, routes: Sequence[Route], context: ServerContext) -> None:
+    def __init__(self, routes: Sequence[Route], context: ServerContext, guard: Guard | None = None) -> None:
         self.routes = tuple(routes)
         self.context = context
+        self.guard = guard or Guard()
         self._patterns = [
             PathPattern(route.path, route.handler, methods=route.methods, name=route.path) for route in routes
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server speaks HTTP alone"
-        exchange = _Exchange(scope, receive, send)
+        exchange = _Exchange(scope, receive, send, self.guard)
         try:
             response = await self._answer(exchange)
-        except _ClientLeft:
-            exchange.record.status = _CLIENT_LEFT
-        else:
             await response(exchange.scope, exchange.receive, exchange.send)
+        except _ClientLeft:
+            pass
+        finally:
+            if exchange.record.status is None:
+                exchange.record.status = _CLIENT_LEFT
+            self.context.finish(exchange.record, is_quiet=exchange.is_quiet)
 
     async def _answer(self, exchange: _Exchange) -> Response:
         try:
@@ -81,6 +87,12 @@ class Application:
 
     async def _dispatch(self, exchange: _Exchange) -> Response:
         route, methods = self._match(exchange)
+        if exchange.may_share and is_preflight(exchange.scope["method"], exchange.headers):
+            return preflight_response(exchange.headers, methods)
+        exchange.is_quiet = route is not None and route.is_open
+        self.guard.check_sender(exchange.headers)
+        if route is None or not route.is_open:  # what is not in the table is not open either
+            exchange.scope["state"]["tenant"] = self.guard.check_key(exchange.headers)
         if route is None and not methods:
             raise ApiError(404, f"there is nothing at `{exchange.scope['path']}`")
         if route is None:
@@ -90,6 +102,8 @@ class Application:
             )
         if route.needs_model:
             self._check_is_ready()
+        else:
+            exchange.is_quiet = True
         limit = self.context.settings.max_body_bytes
         await exchange.read_body(min(limit, route.max_body_bytes or limit))
         request = Request(exchange.scope, exchange.receive)
@@ -117,6 +131,8 @@ class Application:
         status = self.context.llm.status
         if status.startswith("loading"):
             raise unavailable(f"the model is {status}", "model_loading", retry_after_s=_LOADING_RETRY_S)
+        if status.startswith(("dead", "closed")):
+            raise ApiError(503, f"the engine is {status}", code="engine_dead")
 
     def _failure(self, exchange: _Exchange, error: Exception) -> Response:
         told = from_exception(error)
@@ -133,11 +149,15 @@ class _ClientLeft(Exception):
 class _Exchange:
     """One request and its answer: what ASGI's three arguments are, with the body read and the id set."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given_id = Headers(scope=scope).get("x-request-id", "")
+    def __init__(self, scope: Scope, receive: Receive, send: Send, guard: Guard) -> None:
+        self.headers = Headers(scope=scope)
+        self._origin = self.headers.get("origin")
+        self.may_share = self._origin is not None and guard.allows_origin(self._origin)
+        given_id = self.headers.get("x-request-id", "")
         request_id = given_id if _REQUEST_ID.fullmatch(given_id) else f"req_{uuid.uuid4().hex}"
         self.record = RequestRecord(request_id, scope["method"], "")
-        self.scope = {**scope, "state": {**scope.get("state", {}), "record": self.record}}
+        self.scope = {**scope, "state": {**scope.get("state", {}), "record": self.record, "tenant": ""}}
+        self.is_quiet = False  # probes and scrapes come all the time
         self._receive = receive
         self._send = send
         self._body: bytes | None = None
@@ -170,7 +190,10 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.record.status = message["status"]
-            MutableHeaders(raw=message["headers"]).setdefault("x-request-id", self.record.request_id)
+            headers = MutableHeaders(raw=message["headers"])
+            headers.setdefault("x-request-id", self.record.request_id)
+            if self.may_share and self._origin is not None:
+                allow(headers, self._origin)
         await self._send(message)
 
     async def unless_client_leaves(self, answer: Awaitable[Response]) -> Response:
