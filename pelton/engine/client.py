@@ -46,13 +46,13 @@ class RestartPolicy:
     """When a process that died is started again: after a delay that doubles with each death of the last `window_s`
     seconds, but not after more than max_deaths of them."""
 
-    max_deaths: int = 8
+    max_deaths: int = 10
     window_s: float = 60.0
     first_delay_s: float = 0.1
     max_delay_s: float = 5.0
 
     def delay_s(self, num_deaths: int) -> float:
-        return min(self.max_delay_s, self.first_delay_s * 2.0 ** (num_deaths - 1))
+        return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(num_deaths - 1, 60))
 
 
 class DepartureRate:
