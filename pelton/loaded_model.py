@@ -5,14 +5,18 @@ What its program is made of is runner/assembly.py's.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
 
 from pelton.config import NATIVE_ENGINE, Settings
 from pelton.engine.engine import Engine
 from pelton.plan import Plan
 from pelton.sizes import format_bytes
 from pelton.text_model import TextModel, load_text_model
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,20 @@ def load_model(settings: Settings) -> LoadedModel:
     from pelton.runner.assembly import prepare
 
     prepared = prepare(settings)
-    text = load_text_model(prepared.name, prepared.checkpoint)
-    text.tokenizer.check_vocab_size(prepared.spec.vocab_size)
+    # Reading weights keeps the cores busy without the interpreter: what text needs is made beside it.
+    loading = _Task(lambda: load_text_model(prepared.name, prepared.checkpoint))
+    try:
+        runner = prepared.load()
+    finally:
+        loading.wait()
+    try:
+        text = loading.result()
+        text.tokenizer.check_vocab_size(prepared.spec.vocab_size)
+    except BaseException:
+        runner.close()
+        raise
     limits = prepared.plan.limits
-    return LoadedModel(text, Engine(prepared.load(), limits, text.end_token_ids(limits.vocab_size)), prepared.plan)
+    return LoadedModel(text, Engine(runner, limits, text.end_token_ids(limits.vocab_size)), prepared.plan)
 
 
 def load_engine(settings: Settings, report: Callable[[str, list[str]], None]) -> Engine:
@@ -67,3 +81,29 @@ def _facts(plan: Plan) -> list[str]:
         f"{format_bytes(limits.kv_cache_bytes)} of {plan.kv_dtype} keys and values for all of them",
         f"{plan.threads} threads with the `{plan.level}` kernels",
     ]
+
+
+class _Task(Generic[Result]):
+    """Work in a thread of its own, begun at once. What it raises comes out of `result`."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="pelton-text", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
+            self._error = error
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def result(self) -> Result:
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return cast(Result, self._result)
