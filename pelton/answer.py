@@ -107,11 +107,7 @@ class _Choice:
         known = self._known
         if self.is_finished:
             return False
-        known.token_ids += progress.token_ids
-        if known.logprobs is not None and known.cumulative_logprob is not None and progress.logprobs is not None:
-            known.cumulative_logprob += sum(entry.logprobs[0] for entry in progress.logprobs)
-            known.logprobs += (position_logprobs(entry, self._tokenizer) for entry in progress.logprobs)
-        stop = self._take_text(progress)
+        stop = self._take_tokens(progress)
         if stop is not None:
             known.finish_reason, known.stop_reason = "stop", stop
             return True
@@ -137,17 +133,27 @@ class _Choice:
             logprobs=None if known.logprobs is None else known.logprobs[num_tokens:],
         )
 
-    def _take_text(self, progress: Progress) -> str | None:
-        """Adds the new tokens' text; the stop string that it ends with, if one does."""
-        token_ids = progress.token_ids
-        if progress.finish_reason == "stop" and not self._sampling.include_stop_str_in_output:
-            token_ids = token_ids[:-1]
-        stop = None
-        for token_id in token_ids:
-            stop = stop or self._add(self._detokenizer.push(token_id))
-        if stop is None and progress.finish_reason is not None:
-            stop = self._add(self._detokenizer.finish())
-        if stop is None and progress.finish_reason is not None:
+    def _take_tokens(self, progress: Progress) -> str | None:
+        """Adds the new tokens and their text; the stop string that they end with, if they do.
+
+        Tokens after it are left out: that they came is chance, the engine had not been told yet.
+        """
+        known = self._known
+        has_silent_end = progress.finish_reason == "stop" and not self._sampling.include_stop_str_in_output
+        num_shown = len(progress.token_ids) - has_silent_end
+        for position, token_id in enumerate(progress.token_ids):
+            known.token_ids.append(token_id)
+            if known.logprobs is not None and known.cumulative_logprob is not None and progress.logprobs is not None:
+                entry = progress.logprobs[position]
+                known.cumulative_logprob += entry.logprobs[0]
+                known.logprobs.append(position_logprobs(entry, self._tokenizer))
+            stop = self._add(self._detokenizer.push(token_id)) if position < num_shown else None
+            if stop is not None:
+                return stop
+        if progress.finish_reason is None:
+            return None
+        stop = self._add(self._detokenizer.finish())
+        if stop is None:
             self._pieces.append(self._stops.finish())
         return stop
 

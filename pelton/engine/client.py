@@ -46,13 +46,13 @@ class RestartPolicy:
     """When a process that died is started again: after a delay that doubles with each death of the last `window_s`
     seconds, but not after more than max_deaths of them."""
 
-    max_deaths: int = 8
+    max_deaths: int = 10
     window_s: float = 60.0
     first_delay_s: float = 0.1
     max_delay_s: float = 5.0
 
     def delay_s(self, num_deaths: int) -> float:
-        return min(self.max_delay_s, self.first_delay_s * 2.0 ** (num_deaths - 1))
+        return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(num_deaths - 1, 60))
 
 
 class DepartureRate:
@@ -202,6 +202,8 @@ class EngineClient:
 
     def end_choice(self, stream: EngineStream, choice: int) -> None:
         """Its reader has seen enough of a choice: nothing more of it comes, and the engine drops it."""
+        if self._streams.get(stream.request_id) is not stream:
+            return  # the engine was faster: it had ended before its reader saw it
         stream.end_choice(choice)
         if stream.is_sent and self._process is not None:
             self._process.send(AbortRequest(stream.request_id, choice))
