@@ -108,6 +108,7 @@ class EngineClient:
         self._last_message_s = 0.0
         self.state: State = "loading"
         self.phase = "starting"  # of loading
+        self.facts: list[str] = []  # what is loaded, for people
         self.stats = EngineStats()
         self.num_restarts = 0
         self.num_replayed = 0
@@ -279,6 +280,7 @@ class EngineClient:
                 self._take(message)
             case Loading():
                 self.phase = message.phase
+                self.facts = message.facts or self.facts
             case Ready():
                 self.state = "ready"
                 if not self._ready.done():

@@ -67,9 +67,13 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """A phase of the start has begun: "reading headers", "reading weights", "warming up"."""
+    """A phase of the start has begun: "reading headers", "reading weights", "warming up".
+
+    facts: lines for people about what is loaded, once they are known.
+    """
 
     phase: str
+    facts: list[str] = []
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
