@@ -24,6 +24,7 @@ from pelton.config import Settings
 from pelton.engine.scheduler import EngineLimits
 from pelton.engine.step_costs import MAX_STRETCH, StepCosts
 from pelton.errors import MemoryPlanError, UsageError
+from pelton.platforms.platform import PlatformFacts
 from pelton.sizes import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -64,28 +65,6 @@ class ModelFacts:
     step_bytes_per_token: int
     products_per_token: int
     attention_per_position: int
-
-
-@dataclass(frozen=True)
-class PlatformFacts:
-    """What the plan must know of the machine.
-
-    usable_bytes:  memory that may still be taken; usable_reason says who limits it.
-    num_threads:   threads that compute best; max_threads: those that can run at once.
-    levels:        instruction levels of the kernels, best first: name -> why it can't be used, None if it can.
-    products_per_byte:  level -> multiplications with weights that take as long as reading a byte of them.
-    attention_cost:  how much longer a multiplication takes in attention.
-    """
-
-    name: str
-    usable_bytes: int
-    usable_reason: str
-    num_threads: int
-    threads_reason: str
-    max_threads: int
-    levels: Mapping[str, str | None]
-    products_per_byte: Mapping[str, float]
-    attention_cost: float
 
 
 @dataclass(frozen=True)

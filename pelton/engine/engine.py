@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 import time
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -64,7 +64,8 @@ class Engine:
         self._num_repairs = 0
         self._step_tokens = 0
         self._step_seconds = 0.0
-        self._schedule_seconds = 0.0
+        self._step_seconds_total = 0.0
+        self._schedule_seconds_total = 0.0
         # None between calls. Within one, and after one that was interrupted: what to undo, as (request, its known
         # tokens, its told prompt log-probabilities). Set and cleared by single assignments, so no interrupt can come
         # in between.
@@ -105,7 +106,7 @@ class Engine:
         if seed is None:
             seed = sampling.seed
         self._check_replay(prompt_token_ids, sampling, seed, output_token_ids)
-        seed = secrets.randbits(64) if seed is None else seed & _SEED_MASK
+        seed = int.from_bytes(os.urandom(8)) if seed is None else seed & _SEED_MASK
         choices = []
         for choice in range(sampling.n):
             request = Request(
@@ -149,6 +150,12 @@ class Engine:
         self._undo = None
         return bool(ended)
 
+    def abort_all(self) -> None:
+        """Ends every request, as `abort` does each."""
+        self._settle()
+        for request_id in list(self._requests):
+            self.abort(request_id)
+
     def step(self) -> list[Progress]:
         """Runs one step. Empty if there is nothing to do, or if no request is as far as to get anything."""
         self._settle()
@@ -170,7 +177,8 @@ class Engine:
         progress = self.scheduler.update(batch, outcome, computed_s)
         self._count(batch, progress)
         self._step_seconds = computed_s - scheduled_s
-        self._schedule_seconds = scheduled_s - began_s + self._clock() - computed_s
+        self._step_seconds_total += self._step_seconds
+        self._schedule_seconds_total += scheduled_s - began_s + self._clock() - computed_s
         self._undo = None
         return progress
 
@@ -195,7 +203,8 @@ class Engine:
             cache_repairs_total=self._num_repairs,
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
-            schedule_seconds=self._schedule_seconds,
+            step_seconds_total=self._step_seconds_total,
+            schedule_seconds_total=self._schedule_seconds_total,
         )
 
     def close(self) -> None:

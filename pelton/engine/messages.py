@@ -1,7 +1,10 @@
 """What the HTTP side and the engine process tell each other, as typed msgpack; it knows no sockets.
 
-    client ──► engine     Start, then AddRequest and AbortRequest in any number, then Stop
+    client ──► engine     Start, EndTokens, then AddRequest and AbortRequest in any number, then Stop
     engine ──► client     Loading*, then Ready, then StepReport*; Failed in place of any of them, and then the end
+
+A step that failed is told as StepFailed: the engine has dropped its requests, and drops what comes until the client,
+which knows them all, says Resume and gives them anew.
 
 Every message is one frame of channel.py. A message that does not decode to its type ends the connection: both ends are
 this program, so it is a fault and not an input.
@@ -23,6 +26,12 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """The first message. settings: every setting by name, as `pelton.config.load_settings` takes them."""
 
     settings: dict[str, Any]
+
+
+class EndTokens(msgspec.Struct, frozen=True, tag=True):
+    """The tokens that end an answer. The client's tokenizer knows them: the engine process needs none of its own."""
+
+    token_ids: list[int]
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
@@ -49,14 +58,22 @@ class AbortRequest(msgspec.Struct, frozen=True, tag=True):
     choice: int | None = None
 
 
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """The answer to StepFailed: what follows is meant for the engine as it is now, without requests."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Ends the process after the step that runs. What is unfinished is dropped."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """A phase of the start has begun: "reading headers", "reading weights", "warming up"."""
+    """A phase of the start has begun: "reading headers", "reading weights", "warming up".
+
+    facts: lines for people about what is loaded, once they are known.
+    """
 
     phase: str
+    facts: list[str] = []
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -74,7 +91,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     kv_cache_usage:          share of the pool that running requests hold, 0 to 1.
     prefix_..._tokens_total: prompt tokens that were looked up in the prefix cache, and those found there.
     step_tokens:             tokens computed in this step.
-    step_seconds:            of this step: in the runner; schedule_seconds: in the scheduler and the cache.
+    step_seconds:            of this step, in the runner; step_seconds_total: of all of them.
+    schedule_seconds_total:  in the scheduler and the cache, between the steps.
     """
 
     num_running: int = 0
@@ -89,15 +107,26 @@ class EngineStats(msgspec.Struct, frozen=True):
     cache_repairs_total: int = 0
     step_tokens: int = 0
     step_seconds: float = 0.0
-    schedule_seconds: float = 0.0
+    step_seconds_total: float = 0.0
+    schedule_seconds_total: float = 0.0
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True):
-    """What a step came to. started: requests of which a choice got its slot for the first time."""
+    """What a step came to, or what changed between steps. stats.num_steps_total tells one from the other.
+
+    started: requests of which a choice got its slot for the first time, told before the step in which it computes: so
+    it is known who ran when the process dies.
+    """
 
     progress: list[Progress]
     stats: EngineStats
     started: list[str] = []
+
+
+class StepFailed(msgspec.Struct, frozen=True, tag=True):
+    """The runner raised. error: what, for the log."""
+
+    error: str
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -108,5 +137,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     hint: str | None = None
 
 
-ToEngine = Start | AddRequest | AbortRequest | Stop
-ToClient = Loading | Ready | StepReport | Failed
+ToEngine = Start | EndTokens | AddRequest | AbortRequest | Resume | Stop
+ToClient = Loading | Ready | StepReport | StepFailed | Failed

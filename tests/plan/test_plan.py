@@ -8,8 +8,9 @@ import pytest
 from pelton.cache.groups import CacheGroupSpec, peak_slabs
 from pelton.config import load_settings, options
 from pelton.errors import MemoryPlanError, UsageError
-from pelton.plan import ModelFacts, Plan, PlatformFacts, resolve
+from pelton.plan import ModelFacts, Plan, resolve
 from pelton.platforms.cpu.platform import CpuPlatform
+from pelton.platforms.platform import PlatformFacts
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

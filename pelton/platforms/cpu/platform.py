@@ -12,12 +12,11 @@ from pelton.graph.graph import Graph, Value, columns
 from pelton.graph.kernel import CacheGroupLayout, Kernel, Provider
 from pelton.graph.ops.quantise import BLOCKS, GROUP
 from pelton.graph.program import Program
-from pelton.plan import PlatformFacts
 from pelton.platforms.cpu.kernels import KERNELS
 from pelton.platforms.cpu.memory import usable_memory
 from pelton.platforms.cpu.program import workspace_bytes
 from pelton.platforms.cpu.topology import usable_cores
-from pelton.platforms.platform import Platform
+from pelton.platforms.platform import Platform, PlatformFacts
 
 LINE = 64  # bytes: rows, weights and cache layers start on cache lines
 BLOCK_TOKENS = 16  # csrc/step.h
@@ -85,8 +84,9 @@ class CpuPlatform(Platform):
             levels={provider.name.removeprefix("cpu/"): provider.unusable for provider in self._providers},
         )
 
-    def workspace_bytes(self, program: Program, num_threads: int) -> int:
-        return workspace_bytes(program, num_threads)
+    def workspace_bytes(self, program: Program, num_threads: int, max_tokens: int | None = None) -> int:
+        """What the program takes beyond its arena and its weights; max_tokens: if it were compiled for so many."""
+        return workspace_bytes(program, num_threads, max_tokens)
 
     def row_bytes(self, value: Value) -> int:
         if value.dtype in BLOCK_BYTES:
