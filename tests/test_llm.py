@@ -15,13 +15,16 @@ from pelton.llm import LLM
 from pelton.loaded_model import LoadedModel
 from pelton.plan import Plan
 from pelton.sampling_params import SamplingParams
+from pelton.text_model import TextModel
 from tests.fake_runner import EOS, draw, engine_of, runner_of
 
 
 class FakeTokenizer:
     strips_leading_space = False
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, max_bytes: int | None = None
+    ) -> list[int]:
         return [ord(character) - 48 for character in text]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True, at_start: bool = True) -> str:
@@ -46,12 +49,14 @@ def make_llm(*, has_template: bool = True, defaults: Mapping[str, Any] | None = 
     engine = engine_of(**sizes)
     return LLM.of(
         LoadedModel(
-            name="fake",
+            TextModel(
+                name="fake",
+                tokenizer=FakeTokenizer(),  # type: ignore[arg-type]
+                chat_template=FakeTemplate() if has_template else None,  # type: ignore[arg-type]
+                sampling_defaults=defaults or {},
+            ),
             engine=engine,
-            tokenizer=FakeTokenizer(),  # type: ignore[arg-type]
-            chat_template=FakeTemplate() if has_template else None,  # type: ignore[arg-type]
             plan=Plan(engine.limits, "bf16", "outlier", 1, "plain", None, (), {}, (), 0, ()),
-            sampling_defaults=defaults or {},
         )
     )
 

@@ -25,6 +25,8 @@ class PlatformFacts:
     usable_bytes:  memory that may still be taken; usable_reason says who limits it.
     num_threads:   threads that compute best; max_threads: those that can run at once.
     levels:        instruction levels of the kernels, best first: name -> why it can't be used, None if it can.
+    products_per_byte:  level -> multiplications with weights that take as long as reading a byte of them.
+    attention_cost:  how much longer a multiplication takes in attention.
     """
 
     name: str
@@ -34,6 +36,8 @@ class PlatformFacts:
     threads_reason: str
     max_threads: int
     levels: Mapping[str, str | None]
+    products_per_byte: Mapping[str, float]
+    attention_cost: float
 
 
 class Platform(ABC):

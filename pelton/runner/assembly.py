@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pelton.cache.groups import CacheGroupSpec
 from pelton.config import Settings
+from pelton.graph.graph import TOKENS
 from pelton.graph.kernel import CompileSettings
 from pelton.graph.program import Program, compile
 from pelton.models.registry import architecture_of, build_graph
@@ -157,6 +159,8 @@ def _model_facts(
         cache_groups={dtype: _cache_groups(graph, platform, dtype) for dtype in KV_DTYPES},
         step_bytes=step_bytes,
         step_bytes_per_token=step_bytes_per_token,
+        products_per_token=_products_per_token(graph),
+        attention_per_position=_attention_per_position(graph),
     )
 
 
@@ -166,6 +170,18 @@ def step_memory(program: Program, platform: CpuPlatform, num_threads: int) -> tu
     fixed = program.head_bytes + platform.workspace_bytes(program, num_threads, max_tokens=1)
     full = program.arena_bytes + platform.workspace_bytes(program, num_threads)
     return fixed, -(-(full - fixed) // program.settings.max_tokens)
+
+
+def _products_per_token(graph: Graph) -> int:
+    """Of all tokens of a step; the head's are for the few rows that need logits."""
+    weights = (node.inputs[1] for node in graph.nodes if node.op.name == "linear" and node.output.shape[0] == TOKENS)
+    return sum(math.prod(_sizes(weight.shape)) for weight in weights)
+
+
+def _attention_per_position(graph: Graph) -> int:
+    """A product with the key and one with the value, in each head."""
+    layers = (node.attributes for node in graph.nodes if node.op.name == "attention")
+    return sum(2 * layer["num_heads"] * layer["cache"].head_dim for layer in layers if layer["window"] is None)
 
 
 def _cache_groups(graph: Graph, platform: CpuPlatform, kv_dtype: str) -> tuple[CacheGroupSpec, ...]:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pelton.errors import ChatTemplateError
+from pelton.text.tokenizer import Tokenizer, utf8_of
 
 if TYPE_CHECKING:
     import minijinja
 
-    from pelton.text.tokenizer import Tokenizer
 
 # minijinja counts a step per instruction and per few bytes of every string made. Templates in use take about 40 steps
 # per message; copying the whole conversation a few times is the most that any does with its bytes.
@@ -97,17 +97,43 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        max_bytes: int | None = None,
         **variables: Any,
     ) -> tuple[str, list[int]]:
         """The conversation as one text and as its token ids; BOS is among them if the template writes it.
+
+        continue_final_message: the text ends with the last message's own, open to go on; no generation prompt then.
+        max_bytes:              refuse a longer text (UTF-8 bytes) with ContextLengthError before it is tokenised.
 
         Only the template writes control tokens. One that is spelled in the messages or tools stays text: a user can't
         close the turn. Merges across the seam of template and message are the model's own, since the text is encoded
         between true control tokens, not between seams.
         """
         guard = _ControlTokenGuard(self._tokenizer.control_tokens, messages, tools)
-        text = self.render(guard.messages, tools=guard.tools, add_generation_prompt=add_generation_prompt, **variables)
-        return guard.show(text), guard.encode(self._tokenizer, text)
+        with_prompt = add_generation_prompt and not continue_final_message
+        text = self.render(guard.messages, tools=guard.tools, add_generation_prompt=with_prompt, **variables)
+        if continue_final_message:
+            text = _up_to_final_message(text, guard.messages)
+        shown = guard.show(text)
+        utf8_of(shown, max_bytes)
+        return shown, guard.encode(self._tokenizer, text)
+
+
+def _up_to_final_message(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text without what the template writes after the last message's own."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list) and content and isinstance(content[-1], Mapping):
+        content = content[-1].get("text")  # of several parts the last one is what goes on
+    if not isinstance(content, str) or not content.strip():
+        raise ChatTemplateError("the last message has no text that could be continued")
+    for form in (content, content.strip()):  # many templates trim
+        position = text.rfind(form)
+        if position >= 0:
+            return text[: position + len(form)]
+    raise ChatTemplateError(
+        "the chat template does not show the last message as it stands, so it can't be continued", _ANOTHER_TEMPLATE
+    )
 
 
 class _ControlTokenGuard:

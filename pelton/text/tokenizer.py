@@ -123,17 +123,7 @@ class Tokenizer:
         max_bytes:     refuse longer text (UTF-8 bytes) with ContextLengthError before any work is done.
         Raises RequestError for text that is not valid Unicode (a lone surrogate).
         """
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text is not Unicode: character `{error.start}` is the lone surrogate `{text[error.start]!a}`"
-            ) from error
-        if max_bytes is not None and len(data) > max_bytes:
-            raise ContextLengthError(
-                f"the text has `{len(data)}` bytes, more than the `{max_bytes}` that could fit",
-                "shorten the prompt or raise the context length",
-            )
+        data = utf8_of(text, max_bytes)
         if self.facts.lost_bytes and not self._loss_told:
             self._tell_of_loss(data)
         backend = self._backend if parse_special else self._plain_backend
@@ -219,6 +209,22 @@ class Tokenizer:
                 f"the tokenizer has `{self.vocab_size}` tokens, but the model embeds only `{num_embeddings}`",
                 "the tokenizer files belong to another model",
             )
+
+
+def utf8_of(text: str, max_bytes: int | None = None) -> bytes:
+    """Raises RequestError for text that is not valid Unicode, ContextLengthError for more than max_bytes."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text is not Unicode: character `{error.start}` is the lone surrogate `{text[error.start]!a}`"
+        ) from error
+    if max_bytes is not None and len(data) > max_bytes:
+        raise ContextLengthError(
+            f"the text has `{len(data)}` bytes, more than the `{max_bytes}` that could fit",
+            "shorten the prompt or raise the context length",
+        )
+    return data
 
 
 @contextmanager

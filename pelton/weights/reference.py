@@ -7,7 +7,6 @@ org/repo[@revision][:QUANT], hf://…       a repository of the hub (hub)
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,5 +155,7 @@ def _may_be_model(path: Path) -> bool:
 
 
 def _nearest(text: str, names: list[str]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(text, names, n=3)
     return f"did you mean {' or '.join(f'`{name}`' for name in close)}?" if close else GRAMMAR

@@ -171,13 +171,13 @@ def test_a_file_that_shrinks(pelton: Pelton, monkeypatch: pytest.MonkeyPatch, tm
             file.truncate(DATA_START + 1000)
 
     if when == "while they are read":
-        fill = loading._fill
+        add = loading._add
 
-        def fill_after(*arguments: Any) -> None:
+        def add_after(*arguments: Any) -> None:
             shrink()
-            fill(*arguments)
+            add(*arguments)
 
-        monkeypatch.setattr(loading, "_fill", fill_after)
+        monkeypatch.setattr(loading, "_add", add_after)
     else:
         load = PreparedModel.load
 

@@ -145,7 +145,7 @@ def test_started_again_equals_undisturbed(case: Case, monkeypatch: pytest.Monkey
 
         def disturbed() -> Batch | None:
             if next(steps) % 6 == 0:
-                scheduler.requeue_running()
+                scheduler.restart(scheduler.running + scheduler.waiting)
             return schedule()
 
         monkeypatch.setattr(scheduler, "schedule", disturbed)

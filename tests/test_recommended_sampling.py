@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pelton.errors import CheckpointError
-from pelton.loaded_model import read_generation_config, read_gguf_sampling
+from pelton.recommended_sampling import read_generation_config, read_gguf_sampling
 
 
 def written(folder: Path, content: bytes) -> Path:

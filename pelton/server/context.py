@@ -1,0 +1,152 @@
+"""What every handler may use: the model, the settings, and a `generate` that is watched. It knows no route."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from starlette.requests import Request
+
+from pelton.config import ServerSettings
+from pelton.server.errors import ApiError
+from pelton.server.limits import Traffic
+from pelton.server.metrics import Metrics
+from pelton.server.request_log import Generation, RequestLog, RequestRecord
+from pelton.server.watch import EngineWatch
+
+if TYPE_CHECKING:
+    from pelton.async_llm import AsyncLLM
+    from pelton.outputs import RequestOutput
+    from pelton.sampling_params import SamplingParams
+    from pelton.text_model import Prompt
+
+
+@dataclass
+class ServerContext:
+    """One per server.
+
+    model_ids:    names that clients may ask for; the first is told in answers.
+    metrics, log: None if they are off.
+    is_draining:  the server has been told to stop: what runs may end, nothing new is begun.
+    """
+
+    llm: AsyncLLM
+    settings: ServerSettings
+    model_ids: tuple[str, ...]
+    metrics: Metrics | None = None
+    log: RequestLog | None = None
+    traffic: Traffic = field(default_factory=Traffic)
+    watch: EngineWatch = field(default_factory=EngineWatch)
+    is_draining: bool = False
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    _waits: set[asyncio.Timeout] = field(default_factory=set)
+    _is_stopped: bool = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why the engine would not answer now, None if it would."""
+        return self.watch.problem(self.llm)
+
+    def stop(self) -> None:
+        """Ends every running `generate` with an error at once."""
+        self._is_stopped = True
+        for wait in self._waits:
+            wait.reschedule(0.0)
+
+    async def generate(
+        self,
+        request: Request,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As AsyncLLM.generate, within the time that a request may take, and told to the log and the metrics.
+
+        Raises what that raises, ApiError (408) once `request_timeout_s` have passed since the request came, and
+        ApiError (503) when the server ends. Closing the iterator aborts the request.
+        """
+        record = record_of(request)
+        generation = Generation()
+        if sampling_params is not None:
+            generation.num_choices, generation.max_tokens = sampling_params.n, sampling_params.max_tokens
+        record.generations.append(generation)
+        if self.settings.log_prompts:
+            record.prompts.append(_loggable(prompt))
+        # Who has another key learns nothing of this one's prompts from how fast a cached prefix is.
+        salt = f"{request.state.tenant}/{cache_salt}" if request.state.tenant else cache_salt
+        deadline_s = (
+            asyncio.get_running_loop().time() + record.arrived_s + self.settings.request_timeout_s - time.monotonic()
+        )
+        outputs = self.llm.generate(prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=salt)
+        try:
+            async with aclosing(outputs):
+                while (output := await self._next(outputs, deadline_s)) is not None:
+                    self._take(generation, output)
+                    yield output
+        finally:
+            self._end(generation)
+
+    async def _next(self, outputs: AsyncGenerator[RequestOutput, None], deadline_s: float) -> RequestOutput | None:
+        """None at the end. The time is watched here: a timeout around a `yield` would strike whoever consumes it."""
+        if self._is_stopped:
+            raise self._stopped()
+        wait = asyncio.timeout(deadline_s - time.monotonic())
+        self._waits.add(wait)
+        try:
+            async with wait:
+                return await anext(outputs, None)
+        except TimeoutError:
+            raise (self._stopped() if self._is_stopped else self._too_long()) from None
+        finally:
+            self._waits.discard(wait)
+
+    def _take(self, generation: Generation, output: RequestOutput) -> None:
+        now_s = time.monotonic()
+        num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
+        generation.num_prompt_tokens = len(output.prompt_token_ids)
+        generation.num_output_tokens += num_tokens
+        generation.finish_reasons += [one.finish_reason for one in output.outputs if one.finish_reason is not None]
+        if num_tokens and generation.first_token_s is None:
+            generation.first_token_s = now_s
+        elif num_tokens and self.metrics is not None and generation.last_output_s is not None:
+            self.metrics.observe_token_gap(now_s - generation.last_output_s)
+        generation.last_output_s = now_s
+
+    def _end(self, generation: Generation) -> None:
+        generation.finished_s = time.monotonic()
+        missing = generation.num_choices - len(generation.finish_reasons)
+        generation.finish_reasons += ["abort"] * missing
+        if self.metrics is not None:
+            self.metrics.observe_generation(generation)
+
+    def finish(self, record: RequestRecord, *, is_quiet: bool) -> None:
+        """The answer is out, or nobody is left to have it. is_quiet: counted, but not worth a line."""
+        if self.metrics is not None:
+            self.metrics.observe_request(record)
+        if self.log is not None and not is_quiet:
+            self.log.write(record)
+
+    def _too_long(self) -> ApiError:
+        allowed = self.settings.request_timeout_s
+        return ApiError(408, f"the request took longer than the {allowed:g} s that this server allows")
+
+    def _stopped(self) -> ApiError:
+        return ApiError(503, "the server is shutting down", code="shutting_down")
+
+
+def record_of(request: Request) -> RequestRecord:
+    """Where a handler notes what the log and the metrics are to say of this request."""
+    return cast(RequestRecord, request.state.record)
+
+
+def _loggable(prompt: Prompt) -> str | list[int]:
+    if isinstance(prompt, Mapping):
+        return cast("str | list[int]", next(iter(prompt.values())))
+    return prompt
