@@ -97,26 +97,10 @@ class _Choice:
         return self._known.finish_reason is not None
 
     def take(self, progress: Progress) -> bool:
-        """Token by token: what comes after the one that completes a stop string is not part of the answer."""
         known = self._known
         if self.is_finished:
             return False
-        num_shown = len(progress.token_ids)
-        if progress.finish_reason == "stop" and not self._sampling.include_stop_str_in_output:
-            num_shown -= 1
-        stop = None
-        for index, token_id in enumerate(progress.token_ids):
-            known.token_ids.append(token_id)
-            if progress.logprobs is not None:
-                self._add_logprobs(progress.logprobs[index])
-            if index < num_shown:
-                stop = self._add_text(self._detokenizer.push(token_id))
-                if stop is not None:
-                    break
-        if stop is None and progress.finish_reason is not None:
-            stop = self._add_text(self._detokenizer.finish())
-            if stop is None:
-                self._pieces.append(self._stops.finish())
+        stop = self._take_tokens(progress)
         if stop is not None:
             known.finish_reason, known.stop_reason = "stop", stop
             return True
@@ -149,13 +133,31 @@ class _Choice:
             known.times,
         )
 
-    def _add_logprobs(self, entry: TokenLogprobs) -> None:
-        known = self._known
-        if known.logprobs is not None and known.cumulative_logprob is not None:
-            known.cumulative_logprob += entry.logprobs[0]
-            known.logprobs.append(position_logprobs(entry, self._tokenizer))
+    def _take_tokens(self, progress: Progress) -> str | None:
+        """Adds the new tokens and their text; the stop string that they end with, if they do.
 
-    def _add_text(self, text: str) -> str | None:
+        Tokens after it are left out: that they came is chance, the engine had not been told yet.
+        """
+        known = self._known
+        has_silent_end = progress.finish_reason == "stop" and not self._sampling.include_stop_str_in_output
+        num_shown = len(progress.token_ids) - has_silent_end
+        for position, token_id in enumerate(progress.token_ids):
+            known.token_ids.append(token_id)
+            if known.logprobs is not None and known.cumulative_logprob is not None and progress.logprobs is not None:
+                entry = progress.logprobs[position]
+                known.cumulative_logprob += entry.logprobs[0]
+                known.logprobs.append(position_logprobs(entry, self._tokenizer))
+            stop = self._add(self._detokenizer.push(token_id)) if position < num_shown else None
+            if stop is not None:
+                return stop
+        if progress.finish_reason is None:
+            return None
+        stop = self._add(self._detokenizer.finish())
+        if stop is None:
+            self._pieces.append(self._stops.finish())
+        return stop
+
+    def _add(self, text: str) -> str | None:
         """Adds the new tokens' text; the stop string that it ends with, if one does."""
         if len(self._known.token_ids) >= self._sampling.min_tokens:
             text, stop = self._stops.push(text)

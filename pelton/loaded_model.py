@@ -13,6 +13,7 @@ from typing import Generic, TypeVar, cast
 from pelton.config import NATIVE_ENGINE, Settings
 from pelton.engine.engine import Engine
 from pelton.plan import Plan
+from pelton.sizes import format_bytes
 from pelton.text_model import TextModel, load_text_model
 
 Result = TypeVar("Result")
@@ -50,22 +51,36 @@ def load_model(settings: Settings) -> LoadedModel:
     return LoadedModel(text, Engine(runner, limits, text.end_token_ids(limits.vocab_size)), prepared.plan)
 
 
-def load_engine(settings: Settings, report: Callable[[str], None]) -> Engine:
+def load_engine(settings: Settings, report: Callable[[str, list[str]], None]) -> Engine:
     """The engine alone, for a process that needs no text; it is told the tokens that end an answer later.
 
-    report: takes the name of each phase as it begins. Raises as load_model.
+    report: takes the name of each phase as it begins, and what is known by then, in lines for people. Raises as
+    load_model.
     """
     if settings.server.engine != NATIVE_ENGINE:
         from pelton.scripted_model import load_scripted_engine
 
-        report("reading the script")
+        report("reading the script", [])
         return load_scripted_engine(settings.server.engine)
     from pelton.runner.assembly import prepare
 
-    report("reading headers")
+    report("reading headers", [])
     prepared = prepare(settings)
-    report("reading weights")
+    report("reading weights", _facts(prepared.plan))
     return Engine(prepared.load(), prepared.plan.limits)
+
+
+def _facts(plan: Plan) -> list[str]:
+    """What a user wants to see before it is loaded."""
+    weights = [line for line in plan.memory if line.name.startswith("weights")]
+    formats = ", ".join(line.name.removeprefix("weights ") for line in weights)
+    limits = plan.limits
+    return [
+        f"{format_bytes(sum(line.nbytes for line in weights))} of weights ({formats})",
+        f"{limits.max_num_seqs} sequences at once, each of up to {limits.max_model_len} tokens",
+        f"{format_bytes(limits.kv_cache_bytes)} of {plan.kv_dtype} keys and values for all of them",
+        f"{plan.threads} threads with the `{plan.level}` kernels",
+    ]
 
 
 class _Task(Generic[Result]):

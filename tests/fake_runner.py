@@ -114,12 +114,15 @@ class FakeRunner:
         """Every token that the first row of this step sees is what this slot wrote or would have written."""
         window = self.cache_groups[group].window
         first = 0 if window is None else max(0, work.num_computed - window + 1)
-        for position in range(first, work.num_computed + work.num_tokens):
-            block = slot.tables[group][position // BLOCK_TOKENS]
-            assert block is not None, f"position {position} is visible but was given back"
+        end = work.num_computed + work.num_tokens
+        slot.mark(end - 1)
+        for start in range(first - first % BLOCK_TOKENS, end, BLOCK_TOKENS):
+            block = slot.tables[group][start // BLOCK_TOKENS]
+            assert block is not None, f"position {max(start, first)} is visible but was given back"
             assert all(self._owners[unit] == (group, block) for unit in self._units(group, block)), "another group's"
-            seen = self._memory[group, block][position % BLOCK_TOKENS]
-            assert seen == slot.mark(position), f"position {position} holds another prefix"
+            positions = slice(max(start, first), min(start + BLOCK_TOKENS, end))
+            seen = self._memory[group, block][positions.start - start : positions.stop - start]
+            assert seen == slot.marks[positions], f"another prefix is seen among {positions}"
 
     def _write(self, group: int, block: int, index: int, mark: int) -> None:
         self._memory.setdefault((group, block), [0] * BLOCK_TOKENS)[index] = mark

@@ -108,6 +108,7 @@ class EngineClient:
         self._last_message_s = 0.0
         self.state: State = "loading"
         self.phase = "starting"  # of loading
+        self.facts: list[str] = []  # what is loaded, for people
         self.stats = EngineStats()
         self.num_restarts = 0
         self.num_replayed = 0
@@ -201,6 +202,8 @@ class EngineClient:
 
     def end_choice(self, stream: EngineStream, choice: int) -> None:
         """Its reader has seen enough of a choice: nothing more of it comes, and the engine drops it."""
+        if self._streams.get(stream.request_id) is not stream:
+            return  # the engine was faster: it had ended before its reader saw it
         stream.end_choice(choice)
         if stream.is_sent and self._process is not None:
             self._process.send(AbortRequest(stream.request_id, choice))
@@ -277,6 +280,7 @@ class EngineClient:
                 self._take(message)
             case Loading():
                 self.phase = message.phase
+                self.facts = message.facts or self.facts
             case Ready():
                 self.state = "ready"
                 if not self._ready.done():

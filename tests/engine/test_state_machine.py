@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -222,6 +223,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.cache.pool.num_idle_slabs == self.engine.cache.pool.num_slabs
 
 
+@pytest.mark.timeout(1200)
 def test_any_order_of_events_keeps_the_engine_whole(case_count: Callable[[int, int], int]) -> None:
     """Of 30 events each, and most events are several steps."""
     run_state_machine_as_test(

@@ -31,7 +31,8 @@ PATIENCE_S = 30.0
 class FakeLLM:
     """A model that says as many tokens as it is asked for, each when it is let.
 
-    num_open: generations that have begun and not ended. gate: cleared, tokens wait for it.
+    num_open: generations that have begun and not ended. gate: cleared, tokens wait for it. loaded: cleared, so does
+    `wait_ready`, which then raises load_error if there is one.
     """
 
     status: str = "ready"
@@ -42,11 +43,23 @@ class FakeLLM:
     num_begun: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
     failure: Exception | None = None
+    load_error: Exception | None = None
+    is_closed: bool = False
     salts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.loaded.set()
+
+    async def wait_ready(self) -> None:
+        await self.loaded.wait()
+        if self.load_error is not None:
+            raise self.load_error
+
+    async def close(self) -> None:
+        self.is_closed = True
 
     async def generate(
         self, prompt: Any, sampling_params: Any = None, *, cache_salt: str = "", **_: Any

@@ -158,6 +158,15 @@ def test_a_request_that_never_started_has_no_times() -> None:
     assert found['vllm:request_success_total{"finished_reason": "abort"}'] == 1
 
 
+def test_a_step_counts_once_however_often_it_is_told() -> None:
+    metrics = Metrics("model")
+    for number, num_tokens in ((1, 30), (1, 30), (2, 4), (3, 4), (3, 4), (1, 50)):  # the last of a new process
+        metrics.observe_step(EngineStats(num_steps_total=number, step_tokens=num_tokens))
+    found = read(metrics)
+    assert found["vllm:iteration_tokens_total_count"] == 4
+    assert found["vllm:iteration_tokens_total_sum"] == 88
+
+
 def test_names_that_clients_choose_are_bounded() -> None:
     metrics = Metrics("model")
     for index in range(1000):
