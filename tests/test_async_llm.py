@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pelton.async_llm import AsyncLLM
-from pelton.engine.client import RestartPolicy
+from pelton.engine.supervisor import RestartPolicy
 from pelton.errors import (
     ChatTemplateError,
     ContextLengthError,
