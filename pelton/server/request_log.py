@@ -17,7 +17,8 @@ class Generation:
 
     num_choices, max_tokens: as asked for.
     finish_reasons:  one per choice that ended.
-    started_s:       when it left the queue; it and the times after it are None until then. By time.monotonic.
+    started_s:       when its first choice left the queue, as the engine tells with the end of a choice.
+    first_token_s, last_output_s, finished_s: as seen here. All by time.monotonic, None until then.
     """
 
     num_choices: int = 1

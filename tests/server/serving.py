@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from pelton.async_llm import AsyncLLM
 from pelton.config import ServerSettings
 from pelton.engine.messages import EngineStats
+from pelton.engine.request import RequestTimes
 from pelton.outputs import CompletionOutput, RequestOutput
 from pelton.server.app import Application, Route
 from pelton.server.auth import make_guard
@@ -76,8 +78,10 @@ class FakeLLM:
                     raise self.failure
                 is_last = index == num_tokens - 1
                 reason = "length" if is_last else None
-                choice = CompletionOutput(0, "a", [7], finish_reason=cast(Any, reason))
-                yield RequestOutput("r", None, [1, 2], None, [choice], is_last)
+                now_s = time.monotonic()
+                times = RequestTimes(now_s, now_s, now_s, now_s) if is_last else None
+                choice = CompletionOutput(0, "a", [7], finish_reason=cast(Any, reason), times=times)
+                yield RequestOutput("r", None, [1, 2], None, [choice], is_last, num_cached_tokens=1)
         finally:
             self.num_open -= 1
             self.changed.set()

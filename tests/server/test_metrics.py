@@ -196,7 +196,9 @@ def test_a_server_counts_what_it_did() -> None:
             assert (await server.get("/none")).status == 404
             assert (await server.get("/" + "a" * 200)).status == 414
             found = parsed((await server.get("/metrics")).body)
-        assert found["vllm:e2e_request_latency_seconds_count"] == len(lengths)
+        for name in ("e2e_request_latency", "request_queue_time", "request_inference_time", "time_to_first_token"):
+            assert found[f"vllm:{name}_seconds_count"] == len(lengths)
+        assert found["vllm:request_prefill_kv_computed_tokens_sum"] == len(lengths)
         assert found["vllm:request_generation_tokens_sum"] == sum(lengths)
         assert found["vllm:inter_token_latency_seconds_count"] == sum(length - 1 for length in lengths)
         assert found['vllm:request_success_total{"finished_reason": "length"}'] == len(lengths)
