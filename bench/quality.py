@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from bench.machine import ROOT, machine_facts
+from bench.machine import ROOT, command_of, machine_facts
 from pelton.config import StoreSettings, load_settings
 from pelton.runner.assembly import prepare
 from pelton.runner.capture import forward_logits
@@ -176,11 +176,11 @@ def _closeness(positions: Sequence[tuple[float, bool]]) -> Closeness:
     return Closeness(len(positions), float(np.mean(divergences)), agreed / len(positions), max(divergences))
 
 
-def _about(models: Sequence[str], output: Path) -> dict[str, Any]:
+def _about(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         **machine_facts(),
         "torch": torch.__version__,
-        "command": f"python -m bench.quality {' '.join(models)} --output {output}",
+        "command": command_of("bench.quality", arguments, ["models"]),
     }
 
 
@@ -220,7 +220,7 @@ def main() -> None:
             mode: {title: asdict(one) for title, one in measure(path, judged, **settings).items()}
             for mode, settings in MODES.items()
         }
-    report = {"about": _about(arguments.models, arguments.output), "models": models}
+    report = {"about": _about(arguments), "models": models}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     table = _table(report)

@@ -46,28 +46,46 @@ def read_bandwidth(team: Team, nbytes: int) -> float:
 def packed_bytes(format: str, n: int, k: int) -> int:
     """Raises ValueError for a format or a shape that can't be."""
 
-def pack(
-    team: Team,
-    format: str,
-    fd: int,
-    offset: int,
-    n: int,
-    k: int,
-    destination: Buffer,
-    destination_offset: int,
-    row_order: Sequence[int] | None = None,
-) -> None:
-    """Reads [n, k] in file layout at `offset` of `fd` with pread, in parallel, and packs it.
-
-    row_order: output row i is file row row_order[i]. Raises EOFError, naming how many bytes are missing, if the file
-    ends before the tensor does, and OSError."""
-
 def unpack(format: str, source: Buffer, offset: int, n: int, k: int) -> Buffer:
     """[n, k] float32 as the format defines it, exactly (for tests and references)."""
 
-def read_floats(format: str, fd: int, offset: int, count: int, destination: Buffer, destination_offset: int) -> None:
-    """Reads `count` floats stored as f32, f16 or bf16 and widens them, exactly, to float32 (norm weights, biases).
-    Raises EOFError."""
+class WeightReads:
+    """Reads any number of tensors with pread, in parallel; see csrc/weight_reads.h. Files stay open until `run`."""
+
+    def __init__(self) -> None: ...
+    def add_matrix(
+        self,
+        format: str,
+        fd: int,
+        offset: int,
+        n: int,
+        k: int,
+        destination: Buffer,
+        destination_offset: int,
+        row_order: Sequence[int] | None = None,
+    ) -> None:
+        """[n, k] in file layout, to be packed. row_order: output row i is file row row_order[i]."""
+
+    def add_vector(
+        self,
+        format: str,
+        fd: int,
+        offset: int,
+        count: int,
+        destination: Buffer,
+        destination_offset: int,
+        row_order: Sequence[int] | None = None,
+        add_one: bool = False,
+    ) -> None:
+        """`count` floats stored as f32, f16 or bf16, to be widened, exactly, to float32 (norm weights, biases).
+        add_one: and 1 added."""
+
+    def run(self, team: Team) -> None:
+        """Raises EOFError, naming how many bytes are missing, if a file ends before a tensor does, and OSError."""
+
+    @property
+    def failed(self) -> int | None:
+        """Which tensor, counted as they were added, the last `run` could not read."""
 
 def piece_merges(pieces: list[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """All pairs of pieces that make a piece, best score of the whole first; see csrc/piece_merges.h.

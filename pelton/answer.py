@@ -37,6 +37,7 @@ class Answer:
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
         self._has_told_prompt = False
+        self._num_cached_tokens = 0
 
     @property
     def is_finished(self) -> bool:
@@ -46,6 +47,8 @@ class Answer:
         """Takes in a step's progress. True if a stop string has ended the choice: the engine must drop it."""
         if self._prompt_logprobs is not None and progress.prompt_logprobs:
             self._prompt_logprobs += (position_logprobs(entry, self._tokenizer) for entry in progress.prompt_logprobs)
+        if progress.choice == 0:
+            self._num_cached_tokens = progress.num_cached_tokens
         return self._choices[progress.choice].take(progress)
 
     def output(self) -> RequestOutput:
@@ -66,7 +69,13 @@ class Answer:
         self, outputs: list[CompletionOutput], prompt_logprobs: list[PositionLogprobs | None] | None
     ) -> RequestOutput:
         return RequestOutput(
-            self.request_id, self.prompt, self.prompt_token_ids, prompt_logprobs, outputs, self.is_finished
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            prompt_logprobs,
+            outputs,
+            self.is_finished,
+            self._num_cached_tokens,
         )
 
 
@@ -102,11 +111,8 @@ class _Choice:
         if stop is not None:
             known.finish_reason, known.stop_reason = "stop", stop
             return True
-        known.finish_reason, known.stop_reason, known.error = (
-            progress.finish_reason,
-            progress.stop_reason,
-            progress.error,
-        )
+        known.finish_reason, known.stop_reason = progress.finish_reason, progress.stop_reason
+        known.error, known.times = progress.error, progress.times
         return False
 
     def output(self) -> CompletionOutput:

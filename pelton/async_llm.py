@@ -129,6 +129,11 @@ class AsyncLLM:
         return EngineStats() if self._client is None else self._client.stats
 
     @property
+    def facts(self) -> list[str]:
+        """What is loaded and how, in lines for people; empty until it is known."""
+        return [] if self._client is None else self._client.facts
+
+    @property
     def silence_s(self) -> float:
         """How long the engine has said nothing although it has work; 0.0 if it has none."""
         return 0.0 if self._client is None else self._client.silence_s

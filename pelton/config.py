@@ -7,10 +7,8 @@ decision to the plan, which tells it with its reason.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -27,6 +25,7 @@ Source = Literal["default", "environment", "file", "user"]
 T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
+_LEAST_CONTEXT = 2  # tokens: one of prompt and one of answer
 _MAX_ROWS = 1 << 30  # rows of a step are 32-bit numbers in native code
 _MAX_DURATION_S = 30 * 86400.0
 _SECONDS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}
@@ -48,6 +47,13 @@ def _parse_integer(value: Any) -> int:
         raise ValueError
     number = int(value)
     if number < 1:
+        raise ValueError
+    return number
+
+
+def _parse_context(value: Any) -> int:
+    number = _parse_integer(value)
+    if number < _LEAST_CONTEXT:
         raise ValueError
     return number
 
@@ -135,6 +141,7 @@ def _choice(*names: str) -> Kind:
 
 
 _INTEGER = Kind("N|auto", "a whole number above 0, or `auto`", _auto(_parse_integer))
+_CONTEXT = Kind("N|auto", f"a whole number above {_LEAST_CONTEXT - 1}, or `auto`", _auto(_parse_context))
 _ROWS = Kind("N|auto", f"a whole number from 1 to {_MAX_ROWS}, or `auto`", _auto(_parse_rows))
 _SIZE_KIND = Kind("SIZE|auto", "a size as `512MiB`, `4GiB` or bytes, or `auto`", _auto(_parse_size))
 _FLAG = Kind("", "`true` or `false`", _parse_flag)
@@ -173,7 +180,7 @@ class EngineSettings:
     """How the model runs. None is `auto`: the plan decides and says why."""
 
     max_model_len: int | None = _setting(
-        None, _INTEGER, "tokens of prompt and answer together, per request; auto: what the model and the memory allow"
+        None, _CONTEXT, "tokens of prompt and answer together, per request; auto: what the model and the memory allow"
     )
     kv_cache_bytes: int | None = _setting(
         None, _SIZE_KIND, "memory for keys and values of all requests; auto: at most half of what the weights leave"
@@ -190,6 +197,9 @@ class EngineSettings:
     max_num_seqs: int | None = _setting(None, _INTEGER, "sequences that run at once; auto: what the cache has room for")
     max_num_batched_tokens: int | None = _setting(
         None, _ROWS, "tokens computed in one step; larger prefills faster, smaller disturbs running streams less"
+    )
+    prefix_cache: bool = _setting(
+        True, _SWITCH, "what is computed of a prompt is kept while there is room, for requests that start alike"
     )
     threads: int | None = _setting(None, _INTEGER, "threads; auto: the physical cores that this process may use")
     level: str | None = _setting(
@@ -398,12 +408,16 @@ def _parse(option: Option, value: Any) -> Any:
 
 
 def _unknown(name: str, place: str, known: Mapping[str, Option]) -> UsageError:
+    import difflib
+
     nearest = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(known)}"
     return UsageError(f"`{name}` in {place} is not a setting", hint)
 
 
 def _read_file(file: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         with file.open("rb") as stream:
             return tomllib.load(stream)

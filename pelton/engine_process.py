@@ -80,7 +80,7 @@ def _load(channel: EngineChannel) -> tuple[Engine, list[ToEngine]]:
         raise ChannelError(f"the first message is `{type(start).__name__}`, not `Start`")
     began_s = time.monotonic()
     settings = load_settings(start.settings)
-    engine = load_engine(settings, lambda phase: channel.send(Loading(phase)))
+    engine = load_engine(settings, lambda phase, facts: channel.send(Loading(phase, facts)))
     seconds = time.monotonic() - began_s
     channel.send(Ready(settings.model.model, engine.limits, engine.runner.cache_groups, seconds))
     return engine, early

@@ -19,7 +19,7 @@ from pelton.outputs import RequestOutput
 from pelton.plan import Plan
 from pelton.sampling_params import SamplingParams
 from pelton.text.tokenizer import Tokenizer
-from pelton.text_model import Message, Prompt, TextModel
+from pelton.text_model import Message, Prompt, TextModel, is_list
 
 
 class LLM:
@@ -122,14 +122,14 @@ class LLM:
         Control tokens inside a message stay text. Raises ChatTemplateError if the model has no chat template or it
         refuses the messages, else as generate.
         """
-        is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
-        many: list[Any] = [messages] if is_one else list(messages)
-        encoded = [self._encoded_chat(one, add_generation_prompt, chat_template_kwargs) for one in many]
+        encoded = [
+            self._encoded_chat(one, add_generation_prompt, chat_template_kwargs) for one in _each_conversation(messages)
+        ]
         return self._run(encoded, self._sampling_for(sampling_params, len(encoded)))
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """As generate for one prompt, step by step: each output holds what is new. Dropping the iterator ends it."""
-        sampling = sampling_params or self.get_default_sampling_params()
+        (sampling,) = self._sampling_for(sampling_params, 1)
         return self._stream(*self._text.encode(prompt), sampling)
 
     def stream_chat(
@@ -141,7 +141,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
         """As chat for one conversation, step by step."""
-        sampling = sampling_params or self.get_default_sampling_params()
+        (sampling,) = self._sampling_for(sampling_params, 1)
         return self._stream(*self._encoded_chat(messages, add_generation_prompt, chat_template_kwargs), sampling)
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
@@ -186,6 +186,8 @@ class LLM:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
             return [given] * count
+        if not is_list(given) or not all(isinstance(one, SamplingParams) for one in given):
+            raise UsageError(f"`sampling_params` is a SamplingParams or a list of them, not `{type(given).__name__}`")
         if len(given) != count:
             raise UsageError(f"there are `{count}` prompts, but `{len(given)}` sampling params")
         return given
@@ -197,6 +199,8 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         engine = self._loaded.engine
+        if priority is not None and not (is_list(priority) and all(isinstance(one, int) for one in priority)):
+            raise UsageError("`priority` is a list of whole numbers, one per prompt")
         if priority is not None and len(priority) != len(prompts):
             raise UsageError(f"there are `{len(prompts)}` prompts, but `{len(priority)}` priorities")
         for index, ((_, token_ids), params) in enumerate(zip(prompts, sampling, strict=True)):
@@ -261,8 +265,16 @@ class LLM:
 
 
 def _each(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """One prompt is a text, a dict, or a list of numbers; all else is a list of prompts."""
-    if isinstance(prompts, str | Mapping):
+    """One prompt is a text, a dict, or a list of numbers; any other list is one of prompts."""
+    if not is_list(prompts):
         return [prompts]
     many: list[Any] = list(prompts)
-    return [many] if many and isinstance(many[0], int) else many
+    return [many] if many and isinstance(many[0], int | float) else many
+
+
+def _each_conversation(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Any]:
+    """One conversation is a list of dicts; a list of lists is several."""
+    if not is_list(messages):
+        return [messages]
+    many: list[Any] = list(messages)
+    return many if all(is_list(one) for one in many) else [many]

@@ -5,14 +5,13 @@ It is loaded from a checkpoint's header alone, so that a process which only spea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pelton.errors import ChatTemplateError, CheckpointError, UsageError
-from pelton.sampling_params import SamplingParams
+from pelton.errors import ChatTemplateError, UsageError
+from pelton.recommended_sampling import recommended_sampling
 
 if TYPE_CHECKING:
     from pelton.text.chat_template import ChatTemplate
@@ -32,16 +31,6 @@ Prompt = str | list[int] | TokensPrompt | TextPrompt
 Message = Mapping[str, Any]
 
 _TEMPLATE_ARGUMENTS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "max_bytes"}
-
-# Of generation_config.json, by our name for it.
-_GENERATION_SETTINGS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_tokens": "max_new_tokens",
-}
 
 
 @dataclass(frozen=True)
@@ -70,10 +59,12 @@ class TextModel:
             (prompt,) = given.values()
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt, parse_special=True, max_bytes=max_bytes)
-        token_ids = list(prompt)
-        if any(isinstance(token, bool) or not isinstance(token, int) for token in token_ids):
-            raise UsageError("a prompt is a text or a list of token ids")
-        return None, token_ids
+        if not is_list(prompt):
+            raise UsageError(f"a prompt is a text or a list of token ids, not `{type(prompt).__name__}`")
+        for token in prompt:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise UsageError(f"a prompt as token ids has `{token!r}`, which is not one")
+        return None, list(prompt)
 
     def encode_chat(
         self,
@@ -90,6 +81,10 @@ class TextModel:
         max_bytes: as `encode`, of the text that the template wrote. Raises ChatTemplateError if the model has no
         template or it refuses the messages, UsageError for template arguments that are not the caller's to give.
         """
+        if not is_list(messages) or not all(isinstance(message, Mapping) for message in messages):
+            raise UsageError("`messages` is a list of dicts with `role` and `content`")
+        if not isinstance(chat_template_kwargs, Mapping | None):
+            raise UsageError(f"`chat_template_kwargs` is a dict, not `{type(chat_template_kwargs).__name__}`")
         if self.chat_template is None:
             raise ChatTemplateError(
                 f"`{self.name}` has no chat template: it continues texts, it does not converse",
@@ -121,24 +116,10 @@ def text_model_from(name: str, source: Mapping[str, object] | Path, generation_c
     from pelton.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(source)
-    return TextModel(name, tokenizer, load_chat_template(source, tokenizer), read_generation_config(generation_config))
+    sampling = recommended_sampling(source, generation_config)
+    return TextModel(name, tokenizer, load_chat_template(source, tokenizer), sampling)
 
 
-def read_generation_config(file: Path | None) -> dict[str, Any]:
-    """The sampling that a generation_config.json recommends; empty without one.
-
-    Raises CheckpointError if the file is malformed or recommends what can't be.
-    """
-    if file is None:
-        return {}
-    try:
-        content = json.loads(file.read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError("not an object")
-        found = {
-            ours: content[theirs] for ours, theirs in _GENERATION_SETTINGS.items() if content.get(theirs) is not None
-        }
-        SamplingParams(**found)
-    except (OSError, ValueError, RecursionError, UsageError) as error:
-        raise CheckpointError(f"`{file}` can't be used: {error}", "correct or remove the file") from error
-    return found
+def is_list(value: object) -> bool:
+    """A list or tuple of anything; a text is none."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)

@@ -11,11 +11,13 @@ from tests.report import FullRunReport
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="every test at its full count; writes a report")
+    parser.addoption("--all", action="store_true", help="every test at its full count; a whole run writes a report")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--all"):
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    is_whole = is_whole and not (config.option.keyword or config.option.markexpr or config.option.collectonly)
+    if config.getoption("--all") and is_whole:
         config.pluginmanager.register(FullRunReport())
 
 

@@ -287,7 +287,21 @@ def test_a_failing_request_leaves_the_others_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "prompts", [{"prompt": "A", "prompt_token_ids": [1]}, {"text": "A"}, [1, "A"], [[1, 2.5]], [[True]]]
+    "prompts",
+    [
+        {"prompt": "A", "prompt_token_ids": [1]},
+        {"text": "A"},
+        {"prompt": 5},
+        [1, "A"],
+        [1.5],
+        [[1, 2.5]],
+        [[True]],
+        [None],
+        b"A",
+        [b"A"],
+        None,
+        7,
+    ],
 )
 def test_what_is_no_prompt_is_refused(prompts: Any) -> None:
     with pytest.raises(UsageError, match="a prompt"):
@@ -299,6 +313,34 @@ def test_counts_that_differ_are_refused() -> None:
         make_llm().generate(["A", "B"], [SAMPLING])
     with pytest.raises(UsageError, match="`1` prompts, but `2` priorities"):
         make_llm().generate(["A"], SAMPLING, priority=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"sampling_params": {"temperature": 0}}, "`sampling_params`"),
+        ({"sampling_params": [None]}, "`sampling_params`"),
+        ({"priority": 1}, "`priority`"),
+        ({"priority": ["high"]}, "`priority`"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(arguments: dict[str, Any], name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        make_llm().generate(["A"], **arguments)
+
+
+@pytest.mark.parametrize("messages", ["hi", b"hi", None, [["hi"]], ["hi"], [{"role": "user"}, 3], {"role": "user"}])
+def test_what_is_no_conversation_is_refused(messages: Any) -> None:
+    llm = make_llm()
+    with pytest.raises(UsageError, match="`messages`"):
+        llm.chat(messages)
+    with pytest.raises(UsageError, match="`messages`"):
+        llm.stream_chat(messages)
+
+
+def test_template_arguments_of_another_kind_are_named() -> None:
+    with pytest.raises(UsageError, match="`chat_template_kwargs`"):
+        make_llm().chat([{"role": "user", "content": "A"}], chat_template_kwargs=["x"])  # type: ignore[arg-type]
 
 
 def test_an_empty_prompt_is_refused() -> None:

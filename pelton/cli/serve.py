@@ -19,7 +19,8 @@ _PHASE_INTERVAL_S = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help=f"which model ({DEFAULT_MODEL})")
+    # Without a default of its own, which would take the place of what `-m` says.
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=f"which model ({DEFAULT_MODEL})")
     add_settings(parser, "server", "engine", "store", is_short=True)
     add_foreign_flags(parser)
 
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pelton.server.auth import choose_keys
     from pelton.server.lifecycle import listen
 
-    settings = settings_from(arguments, model=arguments.model)
+    settings = settings_from(arguments)
     keys, is_made_up = choose_keys(settings.server, from_environment().api_key)
     listener = listen(settings.server.host, settings.server.port)
     with listener:
@@ -68,11 +69,15 @@ async def _tell_phases(llm: AsyncLLM) -> None:
     """Each phase of loading once, then what came of it."""
     import asyncio
 
-    told = ""
-    while llm.status.startswith("loading"):
-        if llm.status != told:
-            told = llm.status
-            _tell(f"  {told}")
+    told: set[str] = set()
+    while True:
+        is_loading = llm.status.startswith("loading")
+        for line in (*llm.facts, *([llm.status] if is_loading else [])):
+            if line not in told:
+                told.add(line)
+                _tell(f"  {line}")
+        if not is_loading:
+            break
         await asyncio.sleep(_PHASE_INTERVAL_S)
     if llm.status == "ready":
         _tell(f"  ready after {llm.load_seconds:.1f} s")

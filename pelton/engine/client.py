@@ -23,7 +23,9 @@ from pelton.engine.messages import (
     Failed,
     Loading,
     Ready,
+    Resume,
     Start,
+    StepFailed,
     StepReport,
     ToClient,
 )
@@ -44,13 +46,13 @@ class RestartPolicy:
     """When a process that died is started again: after a delay that doubles with each death of the last `window_s`
     seconds, but not after more than max_deaths of them."""
 
-    max_deaths: int = 8
+    max_deaths: int = 10
     window_s: float = 60.0
     first_delay_s: float = 0.1
     max_delay_s: float = 5.0
 
     def delay_s(self, num_deaths: int) -> float:
-        return min(self.max_delay_s, self.first_delay_s * 2.0 ** (num_deaths - 1))
+        return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(num_deaths - 1, 60))
 
 
 class DepartureRate:
@@ -106,6 +108,7 @@ class EngineClient:
         self._last_message_s = 0.0
         self.state: State = "loading"
         self.phase = "starting"  # of loading
+        self.facts: list[str] = []  # what is loaded, for people
         self.stats = EngineStats()
         self.num_restarts = 0
         self.num_replayed = 0
@@ -277,10 +280,17 @@ class EngineClient:
                 self._take(message)
             case Loading():
                 self.phase = message.phase
+                self.facts = message.facts or self.facts
             case Ready():
                 self.state = "ready"
                 if not self._ready.done():
                     self._ready.set_result(message)
+                self._send_waiting()
+            case StepFailed():
+                logger.error("a step of the engine failed: %s; its requests are given anew", message.error)
+                self._blame("a step failed", message.error)
+                if self._process is not None:
+                    self._process.send(Resume())
                 self._send_waiting()
             case Failed():
                 self._failure = _error_of(message)
@@ -290,7 +300,7 @@ class EngineClient:
         for request_id in report.started:
             stream = self._streams.get(request_id)
             if stream is not None:
-                stream.has_started = stream.is_running = True
+                stream.start()
                 self._has_its_turn(stream)
         for progress in report.progress:
             stream = self._streams.get(progress.request_id)
@@ -302,8 +312,9 @@ class EngineClient:
                     self._leave(stream)
         if on_trial is not None:
             self._send_waiting()
+        is_step = report.stats.num_steps_total != self.stats.num_steps_total
         self.stats = report.stats
-        if self._on_stats is not None:
+        if is_step and self._on_stats is not None:
             self._on_stats(report.stats)
 
     # Its lives.
@@ -351,17 +362,20 @@ class EngineClient:
             self._process = None
 
     def _mourn(self, why: str) -> None:
-        """The process has died: whose fault it was, and what the next one has to do."""
         logger.error("the engine process has ended: %s; it is started again", why)
         self.state, self.phase = "restarting", "starting"
         self.stats = EngineStats()
+        self._blame("the engine process ended", why)
+
+    def _blame(self, what: str, why: str) -> None:
+        """The engine has lost all its requests: whose fault it was, and what is to be given to it anew."""
         running = [stream.request_id for stream in self._streams.values() if stream.is_running]
         for request_id in self._suspects.broke(running):
             stream = self._streams[request_id]
             stream.end(
                 EngineDeadError(
-                    f"the engine process has ended again and again while it ran this request, at last because {why}",
-                    "do not send it again; what it is may be worth a bug report",
+                    f"{what} again and again while this request ran, at last: {why}",
+                    "do not send it again; it may be worth a bug report",
                 )
             )
             self._leave(stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -46,7 +46,7 @@ class Engine:
         self.cache = CacheManager(
             runner.cache_groups, limits.kv_cache_bytes, limits.slab_bytes, limits.max_num_batched_tokens
         )
-        self.scheduler = Scheduler(self.cache, limits.max_num_seqs, limits.max_num_batched_tokens)
+        self.scheduler = Scheduler(self.cache, limits)
         self._clock = clock
         self._requests: dict[str, list[Request]] = {}  # the unfinished choices of each
         self._not_started: set[str] = set()  # requests of which no choice has had a slot
@@ -98,7 +98,7 @@ class Engine:
         if seed is None:
             seed = sampling.seed
         self._check_replay(prompt_token_ids, sampling, seed, output_token_ids)
-        seed = secrets.randbits(64) if seed is None else seed & _SEED_MASK
+        seed = int.from_bytes(os.urandom(8)) if seed is None else seed & _SEED_MASK
         choices = []
         for choice in range(sampling.n):
             request = Request(
@@ -142,6 +142,12 @@ class Engine:
         self._undo = None
         return bool(ended)
 
+    def abort_all(self) -> None:
+        """Ends every request, as `abort` does each."""
+        self._settle()
+        for request_id in list(self._requests):
+            self.abort(request_id)
+
     def step(self) -> list[Progress]:
         """Runs one step. Empty if there is nothing to do, or if none of the requests got anything."""
         self._settle()
@@ -179,6 +185,8 @@ class Engine:
             kv_cache_usage=self.cache.usage,
             num_steps_total=self._num_steps,
             num_preemptions_total=scheduler.num_preemptions,
+            prefix_queried_tokens_total=scheduler.num_queried_tokens,
+            prefix_hit_tokens_total=scheduler.num_hit_tokens,
             prompt_tokens_total=self._num_prompt_tokens,
             generation_tokens_total=self._num_generated_tokens,
             step_tokens=self._step_tokens,

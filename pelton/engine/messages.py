@@ -3,6 +3,9 @@
     client ──► engine     Start, EndTokens, then AddRequest and AbortRequest in any number, then Stop
     engine ──► client     Loading*, then Ready, then StepReport*; Failed in place of any of them, and then the end
 
+A step that failed is told as StepFailed: the engine has dropped its requests, and drops what comes until the client,
+which knows them all, says Resume and gives them anew.
+
 Every message is one frame of channel.py. A message that does not decode to its type ends the connection: both ends are
 this program, so it is a fault and not an input.
 """
@@ -55,14 +58,22 @@ class AbortRequest(msgspec.Struct, frozen=True, tag=True):
     choice: int | None = None
 
 
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """The answer to StepFailed: what follows is meant for the engine as it is now, without requests."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Ends the process after the step that runs. What is unfinished is dropped."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """A phase of the start has begun: "reading headers", "reading weights", "warming up"."""
+    """A phase of the start has begun: "reading headers", "reading weights", "warming up".
+
+    facts: lines for people about what is loaded, once they are known.
+    """
 
     phase: str
+    facts: list[str] = []
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -99,11 +110,21 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True):
-    """What a step came to. started: requests of which a choice got its slot for the first time."""
+    """What a step came to, or what changed between steps. stats.num_steps_total tells one from the other.
+
+    started: requests of which a choice got its slot for the first time, told before the step in which it computes: so
+    it is known who ran when the process dies.
+    """
 
     progress: list[Progress]
     stats: EngineStats
     started: list[str] = []
+
+
+class StepFailed(msgspec.Struct, frozen=True, tag=True):
+    """The runner raised. error: what, for the log."""
+
+    error: str
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -114,5 +135,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     hint: str | None = None
 
 
-ToEngine = Start | EndTokens | AddRequest | AbortRequest | Stop
-ToClient = Loading | Ready | StepReport | Failed
+ToEngine = Start | EndTokens | AddRequest | AbortRequest | Resume | Stop
+ToClient = Loading | Ready | StepReport | StepFailed | Failed

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from pelton.cache.groups import BLOCK_TOKENS
+from pelton.cache.prefix import KeyChain
 from pelton.engine.batch import SlotResult, TokenLogprobs
 from pelton.sampling_params import SamplingParams
 
@@ -61,11 +63,15 @@ class Request:
     slot:          the runner's slot; None while it waits.
     order:         (priority, arrival): who goes first; the highest is preempted first.
     cache_salt:    it shares cached prefixes only with those of equal salt.
+    chain:         the keys of its full blocks; None without a prefix cache.
+    awaited_key:   of a block that another is computing, while it waits for that.
     """
 
     __slots__ = (
         "arrived_s",
+        "awaited_key",
         "cache_salt",
+        "chain",
         "choice",
         "eos_token_ids",
         "finish_reason",
@@ -116,6 +122,8 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
         self.cache_salt = cache_salt
+        self.chain: KeyChain | None = None
+        self.awaited_key: bytes | None = None
         self.num_cached_tokens = 0
         self.arrived_s = arrived_s
         self.started_s: float | None = None
@@ -134,6 +142,12 @@ class Request:
     def peak_tokens(self) -> int:
         """The most tokens that it will ever have in the cache. The last token drawn is never computed."""
         return self.num_prompt + self.max_output - 1
+
+    @property
+    def max_prefix_blocks(self) -> int:
+        """How many of its blocks it may take from others: not that of its last known token, whose row draws the next;
+        none while it owes the prompt's log-probabilities, which take every row."""
+        return 0 if self.prompt_logprobs_from is not None else (len(self.token_ids) - 1) // BLOCK_TOKENS
 
     @property
     def prompt_logprobs_from(self) -> int | None:

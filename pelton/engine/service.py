@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from pelton.engine.channel import ChannelClosedError, EngineChannel
+from pelton.engine.batch import Batch, CacheGroupSpec, Runner, StepResult
+from pelton.engine.channel import ChannelClosedError, ChannelError, EngineChannel
 from pelton.engine.engine import Engine
-from pelton.engine.messages import AbortRequest, AddRequest, EndTokens, Start, StepReport, Stop, ToEngine
+from pelton.engine.messages import (
+    AbortRequest,
+    AddRequest,
+    EndTokens,
+    Resume,
+    StepFailed,
+    StepReport,
+    Stop,
+    ToEngine,
+)
 from pelton.engine.request import Progress
-from pelton.engine.suspects import Suspects
 from pelton.errors import PeltonError
 
 logger = logging.getLogger(__name__)
+
+
+# In a row. A request that makes each of its steps fail is found in three; more is not any request's fault.
+MAX_FAILED_STEPS = 4
 
 
 class Service:
@@ -21,14 +34,16 @@ class Service:
     def __init__(self, engine: Engine, channel: EngineChannel) -> None:
         self._engine = engine
         self._channel = channel
-        self._suspects = Suspects()
-        self._untold: list[Progress] = []  # of requests that ended outside a step
+        engine.runner = _AnnouncingRunner(engine.runner, self._tell_started)
+        self._untold: list[Progress] = []  # of requests that were refused
         self._is_told = True  # the client knows the present state
+        self._has_failed = False  # and the client has not said Resume yet
+        self._num_failed_steps = 0
 
     def run(self, messages: Sequence[ToEngine] = ()) -> None:
         """Returns on Stop, and when the client has gone. messages: what it has said so far.
 
-        Raises ChannelError if the connection breaks.
+        Raises ChannelError if the connection breaks, and what the runner raises if it does so again and again.
         """
         try:
             while True:
@@ -43,18 +58,19 @@ class Service:
 
     def _take(self, message: ToEngine) -> None:
         match message:
-            case AddRequest():
-                self._add(message)
-            case AbortRequest():
-                self._engine.abort(message.request_id, message.choice)
+            case Resume():
+                self._has_failed = False
             case EndTokens():
                 self._engine.eos_token_ids = tuple(message.token_ids)
-            case Start() | Stop():
-                raise AssertionError("a running engine is started again")
-        self._is_told = False
+            case AddRequest() if not self._has_failed:
+                self._add(message)
+            case AbortRequest() if not self._has_failed:
+                self._engine.abort(message.request_id, message.choice)
+                self._is_told = False
 
     def _add(self, message: AddRequest) -> None:
         """A request that is refused has ended with an error. The client has checked it: this is a second look."""
+        self._is_told = False
         try:
             self._engine.add(
                 message.request_id,
@@ -66,21 +82,60 @@ class Service:
                 output_token_ids=message.output_token_ids,
             )
         except PeltonError as error:
-            self._fail(message.request_id, message.sampling.n, str(error))
-
-    def _fail(self, request_id: str, num_choices: int, why: str) -> None:
-        for choice in range(num_choices):
-            self._untold.append(Progress(request_id, choice, [], finish_reason="error", error=why))
-        self._is_told = False
+            for choice in range(message.sampling.n):
+                self._untold.append(
+                    Progress(message.request_id, choice, [], finish_reason="error", error=error.message)
+                )
 
     def _step(self) -> None:
         """One step if there is work, and a report if there is anything to tell."""
-        progress: list[Progress] = []
+        progress, self._untold = self._untold, []
         if self._engine.has_work:
-            progress = self._engine.step()
             self._is_told = False
-        if self._is_told:
-            return
-        progress, self._untold = progress + self._untold, []
-        self._channel.send(StepReport(progress, self._engine.stats(), self._engine.take_started()))
-        self._is_told = True
+            try:
+                progress += self._engine.step()
+            except ChannelError:
+                raise
+            except Exception as error:  # noqa: BLE001 (whatever a runner raises)
+                self._fail(error)
+            else:
+                self._num_failed_steps = 0
+        if not self._is_told:
+            self._channel.send(StepReport(progress, self._engine.stats(), self._engine.take_started()))
+            self._is_told = True
+
+    def _fail(self, error: Exception) -> None:
+        """Leaves it to the client whom to fail and whom to give anew."""
+        self._num_failed_steps += 1
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
+            raise error
+        logger.error("a step failed", exc_info=error)
+        self._engine.abort_all()
+        self._engine.take_started()
+        self._has_failed = True
+        self._channel.send(StepFailed(f"{type(error).__name__}: {error}"))
+
+    def _tell_started(self) -> None:
+        started = self._engine.take_started()
+        if started:
+            self._channel.send(StepReport([], self._engine.stats(), started))
+
+
+class _AnnouncingRunner:
+    """A runner that lets it be told who starts before it computes."""
+
+    def __init__(self, runner: Runner, announce: Callable[[], None]) -> None:
+        self._runner = runner
+        self._announce = announce
+
+    @property
+    def cache_groups(self) -> list[CacheGroupSpec]:
+        return self._runner.cache_groups
+
+    def step(self, batch: Batch) -> StepResult:
+        if batch.new:
+            self._announce()
+        return self._runner.step(batch)
+
+    def close(self) -> None:
+        self._runner.close()

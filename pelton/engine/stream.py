@@ -4,13 +4,14 @@ crash of the engine. It knows no process and no text."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import msgspec
 
 from pelton.engine.batch import TokenLogprobs
 from pelton.engine.messages import AddRequest
-from pelton.engine.request import Progress
+from pelton.engine.request import Progress, RequestTimes
 from pelton.errors import PeltonError
 
 
@@ -31,6 +32,10 @@ class EngineStream:
             [] for _ in range(request.sampling.n)
         ]
         self._open = set(range(request.sampling.n))
+        self._arrived_s = time.monotonic()
+        self._started_s: float | None = None
+        self._first_token_s: dict[int, float] = {}  # by choice
+        self._is_continued = False
         self._num_prompt_logprobs = 0  # told so far
         self._num_repeated = 0  # of them, those that a continued request will tell again
         self._unread: dict[int, Progress] = {}
@@ -58,7 +63,13 @@ class EngineStream:
     def continued(self) -> AddRequest:
         """The request as it is to be given to a new engine; with the ended choices, which are to be aborted."""
         self._num_repeated = self._num_prompt_logprobs
+        self._is_continued = True
         return msgspec.structs.replace(self.request, output_token_ids=[list(said) for said in self._said])
+
+    def start(self) -> None:
+        """It has a slot in the engine that runs now."""
+        self.has_started = self.is_running = True
+        self._started_s = self._started_s or time.monotonic()
 
     def take(self, progress: Progress) -> None:
         """Takes in what a step brought."""
@@ -67,7 +78,11 @@ class EngineStream:
             return
         if progress.prompt_logprobs:
             progress = self._without_repeated(progress)
-        self._said[choice] += progress.token_ids
+        if progress.token_ids:
+            self._said[choice] += progress.token_ids
+            self._first_token_s.setdefault(choice, time.monotonic())
+        if progress.times is not None and self._is_continued:
+            progress = msgspec.structs.replace(progress, times=self._own_times(choice, progress.times))
         if progress.finish_reason is not None:
             self._open.discard(choice)
         earlier = self._unread.get(choice)
@@ -109,6 +124,12 @@ class EngineStream:
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+    def _own_times(self, choice: int, times: RequestTimes) -> RequestTimes:
+        """As seen from here: the engine that ended it knows nothing of those before."""
+        return RequestTimes(
+            self._arrived_s, self._started_s or times.started_s, self._first_token_s.get(choice), times.finished_s
+        )
 
     def _without_repeated(self, progress: Progress) -> Progress:
         told = progress.prompt_logprobs or []

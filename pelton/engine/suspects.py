@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 MAX_STRIKES = 2
 # A request that breaks the engine at ever another token is never struck twice at one place: some end there must be.
-MAX_BREAKS = 6
+MAX_BREAKS = 8
 
 
 class Suspects:
@@ -29,15 +29,13 @@ class Suspects:
         """The engine broke while these ran. Those of them that are to be failed; they are forgotten."""
         running = list(running)
         tried = [request_id for request_id in running if self._strikes.get(request_id, 0) >= MAX_STRIKES]
-        guilty = set(tried) if len(tried) == 1 else set()
-        for request_id in running:
-            strikes = self._strikes[request_id] = self._strikes.get(request_id, 0) + 1
-            breaks = self._breaks[request_id] = self._breaks.get(request_id, 0) + 1
-            if breaks >= MAX_BREAKS or (strikes >= MAX_STRIKES and len(running) == 1):
-                guilty.add(request_id)
+        if len(tried) == 1:
+            guilty = tried  # the others have nothing to do with it
+        else:
+            guilty = [request_id for request_id in running if self._strike(request_id, is_alone=len(running) == 1)]
         for request_id in guilty:
             self.forget(request_id)
-        return [request_id for request_id in running if request_id in guilty]
+        return guilty
 
     def advanced(self, request_id: str) -> None:
         """It got a token: what it was suspected of did not happen again."""
@@ -47,3 +45,9 @@ class Suspects:
         """It has ended."""
         self._strikes.pop(request_id, None)
         self._breaks.pop(request_id, None)
+
+    def _strike(self, request_id: str, *, is_alone: bool) -> bool:
+        """Whether this one was one too many."""
+        strikes = self._strikes[request_id] = self._strikes.get(request_id, 0) + 1
+        breaks = self._breaks[request_id] = self._breaks.get(request_id, 0) + 1
+        return breaks >= MAX_BREAKS or (is_alone and strikes >= MAX_STRIKES)

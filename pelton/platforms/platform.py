@@ -1,4 +1,4 @@
-"""What every platform answers: its providers of kernels, and the sizes that compiling a program needs.
+"""What every platform answers: its providers of kernels, the sizes that compiling needs, and facts for the plan.
 
 It knows no device: each folder beside it is one platform.
 """
@@ -7,11 +7,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pelton.graph.graph import Graph, Value
 from pelton.graph.kernel import CacheGroupLayout, Provider
 from pelton.platforms.discover import find_provider
+
+
+@dataclass(frozen=True)
+class PlatformFacts:
+    """What the plan must know of the machine.
+
+    usable_bytes:  memory that may still be taken; usable_reason says who limits it.
+    num_threads:   threads that compute best; max_threads: those that can run at once.
+    levels:        instruction levels of the kernels, best first: name -> why it can't be used, None if it can.
+    products_per_byte:  level -> multiplications with weights that take as long as reading a byte of them.
+    attention_cost:  how much longer a multiplication takes in attention.
+    """
+
+    name: str
+    usable_bytes: int
+    usable_reason: str
+    num_threads: int
+    threads_reason: str
+    max_threads: int
+    levels: Mapping[str, str | None]
+    products_per_byte: Mapping[str, float]
+    attention_cost: float
 
 
 class Platform(ABC):

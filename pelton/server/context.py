@@ -111,8 +111,13 @@ class ServerContext:
         now_s = time.monotonic()
         num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
         generation.num_prompt_tokens = len(output.prompt_token_ids)
+        generation.num_cached_tokens = output.num_cached_tokens
         generation.num_output_tokens += num_tokens
-        generation.finish_reasons += [one.finish_reason for one in output.outputs if one.finish_reason is not None]
+        for choice in output.outputs:
+            if choice.finish_reason is not None:
+                generation.finish_reasons.append(choice.finish_reason)
+            if choice.times is not None and (generation.started_s or now_s) >= choice.times.started_s:
+                generation.started_s = choice.times.started_s
         if num_tokens and generation.first_token_s is None:
             generation.first_token_s = now_s
         elif num_tokens and self.metrics is not None and generation.last_output_s is not None:

@@ -17,7 +17,6 @@ from pelton.errors import (
     ContextLengthError,
     EngineDeadError,
     OverloadError,
-    PeltonError,
     QueueFullError,
     RequestError,
     UsageError,
@@ -104,8 +103,6 @@ def from_exception(error: Exception) -> ApiError:
             return unavailable(str(error), "overloaded", retry_after_s=error.retry_after_s)
         case EngineDeadError():
             return ApiError(503, str(error), code="engine_dead")
-        case PeltonError():
-            return ApiError(500, error.message)
         case _:
             return ApiError(500, "this is a fault of the server; its log says more under this request's id")
 

@@ -145,11 +145,17 @@ class HttpProtocol(HttpToolsProtocol):
             elif phase is self._phase is _Phase.BODY:
                 self._framing_bytes += len(piece) - (self._body_bytes - body_bytes)
                 self._check_framing()
-        except httptools.HttpParserUpgrade:
-            # Upgrades are not taken up, as the standard allows, but the parser stops here.
-            self._end_after_answer()
+        except httptools.HttpParserUpgrade as stop:
+            self._decline_upgrade(piece[stop.args[0] :])
         except (httptools.HttpParserError, _Refused):
             self._refuse(self._refusal or ApiError(400, "this is not a request of HTTP/1.1", code="invalid_http"))
+
+    def _decline_upgrade(self, rest: memoryview) -> None:
+        """Reads the request once more without the offer, as the standard allows: the parser would lose its body."""
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(memoryview(b"\r\n".join((*lines, b"", b"")) + rest))
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -182,6 +188,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_head()
+        if self.parser.should_upgrade():
+            return  # it comes once more
         super().on_headers_complete()
         self._phase = _Phase.BODY
         self._num_requests += 1
@@ -201,6 +209,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._phase = _Phase.IDLE
         self.transport.expects_more = False

@@ -91,9 +91,13 @@ class Metrics:
         self._finished: Counter[str] = Counter()
         self._ignored_params: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
+        self._num_steps = 0
 
     def observe_step(self, stats: EngineStats) -> None:
-        self._step_tokens.observe(stats.step_tokens)
+        """What the engine tells after a step; it also tells after an abort, which is none."""
+        if stats.num_steps_total != self._num_steps:
+            self._num_steps = stats.num_steps_total
+            self._step_tokens.observe(stats.step_tokens)
 
     def observe_token_gap(self, seconds: float) -> None:
         """Between two outputs of one request. The hot path: once per token."""

@@ -5,11 +5,10 @@ unless it is told to.
 from __future__ import annotations
 
 import datetime
+import json
 import time
 from dataclasses import dataclass, field
 from typing import Any, TextIO
-
-import msgspec
 
 
 @dataclass
@@ -18,7 +17,8 @@ class Generation:
 
     num_choices, max_tokens: as asked for.
     finish_reasons:  one per choice that ended.
-    started_s:       when it left the queue; it and the times after it are None until then. By time.monotonic.
+    started_s:       when its first choice left the queue, as the engine tells with the end of a choice.
+    first_token_s, last_output_s, finished_s: as seen here. All by time.monotonic, None until then.
     """
 
     num_choices: int = 1
@@ -66,7 +66,7 @@ class RequestRecord:
 
 
 class RequestLog:
-    """Writes lines to a stream, as JSON for machines or as text for people."""
+    """Writes lines of ASCII to a stream, as JSON for machines or as text for people."""
 
     def __init__(self, stream: TextIO, log_format: str) -> None:
         """log_format: "text", "json", or "auto": text if the stream is a terminal."""
@@ -76,7 +76,7 @@ class RequestLog:
     def write(self, record: RequestRecord) -> None:
         described = describe(record)
         if self._is_json:
-            line = msgspec.json.encode(described).decode()
+            line = json.dumps(described)
         else:
             line = " ".join(f"{name}={_as_text(value)}" for name, value in described.items())
         self._stream.write(line + "\n")
@@ -122,4 +122,4 @@ def _as_text(value: Any) -> str:
     """As JSON where a plain word would be ambiguous: what clients sent can't end the line or begin a field."""
     if isinstance(value, str) and value.isascii() and value.isprintable() and not set(value) & {" ", "=", '"'}:
         return value
-    return msgspec.json.encode(value).decode()
+    return json.dumps(value)

@@ -1,7 +1,10 @@
 """Turns a conversation into the text and tokens a chat model was trained on; it does not know what models answer.
 
-A checkpoint's template is a program from a stranger. It runs in minijinja with a budget of steps, which also grows with
-every string it makes, and no access to anything but the values given here.
+A checkpoint's template is a program from a stranger. It runs in minijinja, with no access to anything but the values
+given here, and with a budget of steps that every string and every copy of a list counts against: these take less than
+MAX_RENDER_BYTES for a short conversation. Not bounded is what shares its parts: a list that is added to itself or put
+into a list twice, again and again, is small until it is written out or handed to a filter, and the engine of templates
+counts only afterwards. Who serves templates of strangers to others limits the process's memory.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 # per message; copying the whole conversation a few times is the most that any does with its bytes.
 _FUEL = 1_000_000
 _FUEL_PER_INPUT_CHARACTER = 64
+MAX_RENDER_BYTES = 128 << 20
 _MAX_SOURCE_CHARACTERS = 1 << 20
 # A template may repeat the conversation, never multiply it.
 _MAX_OUTPUT_CHARACTERS = 1 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -118,6 +117,8 @@ class GgufCheckpoint(Checkpoint):
         return cls(paths[0], parts)
 
     def fingerprint(self) -> str:
+        import hashlib
+
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files:
             with self.open(file) as fd:

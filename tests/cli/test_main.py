@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -23,8 +24,8 @@ from tests.cli.conftest import Pelton
 
 SAMPLING = "--temperature --top-p --top-k --min-p --repetition-penalty --seed --max-tokens --stop"
 ENGINE = (
-    "--max-model-len --kv-cache-bytes --kv-dtype --activations --max-num-seqs --max-num-batched-tokens --threads "
-    "--level --provider-order --disabled-kernels --strict"
+    "--max-model-len --kv-cache-bytes --kv-dtype --activations --max-num-seqs --max-num-batched-tokens --prefix-cache "
+    "--threads --level --provider-order --disabled-kernels --strict"
 )
 STORE = "--cache-dir --offline --config"
 SERVER = (
@@ -50,22 +51,36 @@ SURFACE = {
     "explain": f"model --tensors --nodes --json {ENGINE} {STORE}",
     "models": f"action name --update --json {STORE}",
     "doctor": "--tokenizers --json",
-    "bench": f"kind model --pp --tg --repeat --json {ENGINE} {STORE}",
+    "bench": "kind",
+    "bench latency": f"model --pp --tg --repeat --json {ENGINE} {STORE}",
+    "bench throughput": f"model --num-prompts --input-tokens --output-tokens --repeat --json {ENGINE} {STORE}",
+    "bench serve": "url --model --concurrency --rate --requests --input-tokens --output-tokens --dialect --prompts "
+    "--timeout --slo-ttft-ms --slo-tpot-ms --seed --json",
     "version": "--json",
 }
 
 
 def test_commands_and_options_are_those_that_are_promised() -> None:
-    assert list(COMMANDS) == list(SURFACE)
-    for name, expected in SURFACE.items():
-        actions = command(name)[0]._actions
-        found = [action.option_strings[0] if action.option_strings else action.dest for action in actions]
-        assert found == ["-h", *expected.split()], name
+    found: dict[str, argparse.ArgumentParser] = {}
+    for name in COMMANDS:
+        found[name] = command(name)[0]
+        found |= {f"{name} {kind}": parser for kind, parser in subcommands(found[name]).items()}
+    assert list(found) == list(SURFACE)
+    for name, parser in found.items():
+        options = [action.option_strings[0] if action.option_strings else action.dest for action in parser._actions]
+        assert options == ["-h", *SURFACE[name].split()], name
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
 
 
 @pytest.mark.parametrize("name", SURFACE)
 def test_help_of_each_command_names_its_options(pelton: Pelton, name: str) -> None:
-    by_flag, by_word = pelton(name, "--help"), pelton("help", name)
+    by_flag, by_word = pelton(*name.split(), "--help"), pelton("help", *name.split())
     assert (by_flag.code, by_flag.err) == (0, "")
     assert by_flag.out == by_word.out
     shown = SURFACE[name].removesuffix(FOREIGN)

@@ -56,7 +56,7 @@ def test_counters_add_up() -> None:
         engine.add(name, [ord(name) % 50] * 20, SamplingParams(max_tokens=60, ignore_eos=True))
     engine.step()
     stats = engine.stats()
-    assert (stats.num_running, stats.num_waiting, stats.step_tokens) == (1, 2, 8)
+    assert (stats.num_running, stats.num_waiting, stats.step_tokens) == (2, 1, 8)
     assert 0 < stats.kv_cache_usage <= 1
     while engine.has_work:
         engine.step()

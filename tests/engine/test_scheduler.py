@@ -110,7 +110,7 @@ def test_nobody_overtakes_the_first_that_waits_for_room() -> None:
     engine = engine_of(num_slabs=4)
     engine.add("a", [7] * 100, LONG)
     engine.step()
-    engine.add("big", [7] * 150, SamplingParams(max_tokens=1))
+    engine.add("big", [8] * 150, SamplingParams(max_tokens=1))
     engine.add("small", [7], SamplingParams(max_tokens=1))
     engine.step()
     assert [request.request_id for request in engine.scheduler.waiting] == ["big", "small"]

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pelton.errors import ChatTemplateError
-from pelton.text.chat_template import ChatTemplate, has_chat_template, load_chat_template
+from pelton.text.chat_template import MAX_RENDER_BYTES, ChatTemplate, has_chat_template, load_chat_template
 from pelton.text.tokenizer import Tokenizer, load_tokenizer
 from tests.text.vocabularies import byte_level
 
+ROOT = Path(__file__).resolve().parents[2]
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": ' What is <b>1+1</b> & "2"?\n'},
@@ -229,3 +232,42 @@ def test_a_directory_keeps_templates_in_several_places(tokenizer: Tokenizer, tmp
     assert (rendered(), rendered("rag")) == ("first", "second")
     (tmp_path / "chat_template.jinja").write_text("own file")
     assert (rendered(), rendered("rag")) == ("own file", "second")
+
+
+GROWING = (
+    "ns.x ~ ns.x",
+    "ns.x * 2",
+    "(ns.x + ns.x) | list",
+    "(ns.x + ns.x) | sort",
+    "(ns.x | string) + (ns.x | string)",
+    "ns.x | string | replace('a', 'aaaaaaaa')",
+)
+
+RENDER = """
+import resource, sys
+from pelton.errors import ChatTemplateError
+from pelton.text.chat_template import ChatTemplate
+from pelton.text.tokenizer import load_tokenizer
+from tests.text.vocabularies import byte_level
+
+tokenizer = load_tokenizer(byte_level())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for growing in sys.argv[1:]:
+    for start in ("'a'", "['a']"):
+        loop = f"{{% for i in range(60) %}}{{% set ns.x = {growing} %}}{{% endfor %}}"
+        source = f"{{% set ns = namespace(x={start}) %}}{loop}{{{{ ns.x }}}}"
+        try:
+            ChatTemplate(source, tokenizer).render([])
+        except ChatTemplateError:
+            continue
+        raise SystemExit(f"{growing} of {start} came to an end")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_what_a_template_makes_stays_below_the_bound() -> None:
+    """Strings and copies of lists that double sixty times: none comes to an end, and none takes much memory."""
+    command = [sys.executable, "-c", RENDER, *GROWING]
+    taken = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert taken.returncode == 0, taken.stderr
+    assert int(taken.stdout) <= MAX_RENDER_BYTES
