@@ -15,6 +15,7 @@ import random
 import statistics
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,21 @@ def run_streams(server: servers.Server, streams: int, arguments: argparse.Namesp
     found = summarise(asyncio.run(measure()), None, None)
     after = server.cpu_seconds()
     found["cpu_seconds"] = {name: after[name] - before.get(name, 0.0) for name in after}
+    found["schedule_share"] = schedule_share(server.url)
     if found["failures"]:
         raise SystemExit(f"{server.url}: {found['failures']}")
     return found
+
+
+def schedule_share(url: str) -> float | None:
+    """Of the engine's time since its start, what it spent between steps; None for a server that does not tell."""
+    with urllib.request.urlopen(url + "/metrics", timeout=10) as answer:
+        lines = [line.split() for line in answer.read().decode().splitlines() if line.startswith("pelton:")]
+    seconds = {name: float(value) for name, value in lines if name.endswith("_seconds_total")}
+    if not seconds:
+        return None
+    between, computing = seconds["pelton:schedule_seconds_total"], seconds["pelton:step_seconds_total"]
+    return between / (between + computing)
 
 
 def compare_streams(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -138,10 +151,12 @@ def table(report: dict[str, Any]) -> str:
         lines += [
             "",
             f"{about['input_tokens']} tokens in, {about['output_tokens']} out; output tokens per second; medians; the",
-            "client runs on the same machine. ratio: median of pairs (min to max). HTTP: its share of the CPU time.",
+            "client runs on the same machine. ratio: median of pairs (min to max). HTTP: its share of the CPU time;",
+            "scheduling: share of the engine's time.",
             "",
-            "| streams | Pelton | llama-server | ratio | first token p50 (ms) | inter-token p50; p99 (ms) | HTTP |",
-            "|---|---|---|---|---|---|---|",
+            "| streams | Pelton | llama-server | ratio | first token p50 (ms) | inter-token p50; p99 (ms) | HTTP | "
+            "scheduling |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         for streams, engines in report["streams"].items():
             ours, theirs = engines["pelton"], engines["llama.cpp"]
@@ -158,7 +173,9 @@ def table(report: dict[str, Any]) -> str:
             spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
             gaps = f"{both('inter_token_ms', 'p50')}; {both('inter_token_ms', 'p99')}"
             first = both("time_to_first_token_ms", "p50")
-            lines.append(f"| {streams} | {rates[0]:.1f} | {rates[1]:.1f} | {spread} | {first} | {gaps} | {http:.1%} |")
+            scheduling = statistics.median(run["schedule_share"] for run in ours)
+            row = [str(streams), f"{rates[0]:.1f}", f"{rates[1]:.1f}", spread, first, gaps]
+            lines.append("| " + " | ".join([*row, f"{http:.1%}", f"{scheduling:.1%}"]) + " |")
     for name in ("repeated_prompt", "beside_a_long_prompt"):
         if report[name]:
             rows = [f"| {key} | {value:.4g} |" for key, value in report[name].items()]

@@ -44,7 +44,7 @@ def pelton(model: str, threads: int, slots: int, context: int, *arguments: str) 
 def llama_server(binary: str, model: str, threads: int, slots: int, context: int) -> Iterator[Server]:
     """The peer divides its context among its slots."""
     command = [binary, "-m", model, "-t", str(threads), "-tb", str(threads), "-np", str(slots)]
-    command += ["-c", str(slots * context), "--host", "127.0.0.1"]
+    command += ["-c", str(slots * context), "--host", "127.0.0.1", "--metrics"]
     with _running(command, "/health") as server:
         yield server
 

@@ -6,7 +6,7 @@ one token itself, so it writes to blocks of its own from the first. No block is 
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -71,7 +71,7 @@ class CacheManager:
         self.slab_bytes = slab_bytes
         self.max_chunk = max_chunk
         self.pool = BlockPool(groups, pool_bytes, slab_bytes)
-        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._secret = os.urandom(_SECRET_BYTES)
         self._tables: dict[int, _Tables] = {}
         self._coming: dict[bytes, int] = {}  # key -> the slot that is about to compute its block
         self._full = [index for index, group in enumerate(groups) if group.window is None]

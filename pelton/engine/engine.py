@@ -57,7 +57,8 @@ class Engine:
         self._num_generated_tokens = 0
         self._step_tokens = 0
         self._step_seconds = 0.0
-        self._schedule_seconds = 0.0
+        self._step_seconds_total = 0.0
+        self._schedule_seconds_total = 0.0
         # None between calls. Within one, and after one that was interrupted: what to undo, as (request, its known
         # tokens, its told prompt log-probabilities). Set and cleared by single assignments, so no interrupt can come
         # in between.
@@ -167,7 +168,8 @@ class Engine:
         progress = self.scheduler.update(batch, outcome, computed_s)
         self._count(batch, progress)
         self._step_seconds = computed_s - scheduled_s
-        self._schedule_seconds = scheduled_s - began_s + self._clock() - computed_s
+        self._step_seconds_total += self._step_seconds
+        self._schedule_seconds_total += scheduled_s - began_s + self._clock() - computed_s
         self._undo = None
         return progress
 
@@ -191,7 +193,8 @@ class Engine:
             generation_tokens_total=self._num_generated_tokens,
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
-            schedule_seconds=self._schedule_seconds,
+            step_seconds_total=self._step_seconds_total,
+            schedule_seconds_total=self._schedule_seconds_total,
         )
 
     def close(self) -> None:

@@ -91,7 +91,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     kv_cache_usage:          share of the pool that running requests hold, 0 to 1.
     prefix_..._tokens_total: prompt tokens that were looked up in the prefix cache, and those found there.
     step_tokens:             tokens computed in this step.
-    step_seconds:            of this step: in the runner; schedule_seconds: in the scheduler and the cache.
+    step_seconds:            of this step, in the runner; step_seconds_total: of all of them.
+    schedule_seconds_total:  in the scheduler and the cache, between the steps.
     """
 
     num_running: int = 0
@@ -106,7 +107,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     cache_repairs_total: int = 0
     step_tokens: int = 0
     step_seconds: float = 0.0
-    schedule_seconds: float = 0.0
+    step_seconds_total: float = 0.0
+    schedule_seconds_total: float = 0.0
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True):

@@ -180,6 +180,8 @@ class Metrics:
 
         for name, text, value in (
             ("steps", "steps of the engine", stats.num_steps_total),
+            ("step_seconds", "time that steps took to compute", stats.step_seconds_total),
+            ("schedule_seconds", "time between steps, in the scheduler and the cache", stats.schedule_seconds_total),
             ("cache_repairs", "block counts that were wrong and were put right", stats.cache_repairs_total),
             ("engine_restarts", "times that the engine's process was started again", num_restarts),
         ):

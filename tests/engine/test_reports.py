@@ -22,7 +22,7 @@ def test_the_last_progress_has_the_times() -> None:
     assert first[0].times is None
     assert last[0].times == RequestTimes(0.0, 2.0, 3.0, 7.0)
     stats = engine.stats()
-    assert (stats.schedule_seconds, stats.step_seconds) == (2.0, 1.0)
+    assert (stats.schedule_seconds_total, stats.step_seconds, stats.step_seconds_total) == (4.0, 1.0, 2.0)
 
 
 def test_a_request_that_fails_at_once_has_no_first_token() -> None:
