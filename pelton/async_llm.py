@@ -143,9 +143,10 @@ class AsyncLLM:
     @property
     def num_cache_blocks(self) -> int | None:
         """Blocks of BLOCK_TOKENS tokens in all layers that the cache has room for; None until that is known."""
-        if self._ready is None:
+        ready = None if self._client is None else self._client.ready
+        if ready is None:
             return None
-        return self._ready.limits.kv_cache_bytes // sum(group.block_bytes for group in self._ready.cache_groups)
+        return ready.limits.kv_cache_bytes // sum(group.block_bytes for group in ready.cache_groups)
 
     @property
     def facts(self) -> list[str]:
