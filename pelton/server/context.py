@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.requests import Request
 
@@ -80,7 +80,7 @@ class ServerContext:
             generation.num_choices, generation.max_tokens = sampling_params.n, sampling_params.max_tokens
         record.generations.append(generation)
         if self.settings.log_prompts:
-            record.prompts.append(_loggable(prompt))
+            record.prompts.append(self._as_text(prompt))
         # Who has another key learns nothing of this one's prompts from how fast a cached prefix is.
         salt = f"{request.state.tenant}/{cache_salt}" if request.state.tenant else cache_salt
         outputs = self.llm.generate(prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=salt)
@@ -131,6 +131,10 @@ class ServerContext:
         if self.log is not None and not is_quiet:
             self.log.write(record)
 
+    def _as_text(self, prompt: Prompt) -> str:
+        given = next(iter(cast("Mapping[str, Any]", prompt).values())) if isinstance(prompt, Mapping) else prompt
+        return given if isinstance(given, str) else self.llm.text.tokenizer.decode(given, skip_special=False)
+
     def _too_long(self) -> ApiError:
         allowed = self.settings.request_timeout_s
         return ApiError(408, f"the request took longer than the {allowed:g} s that this server allows")
@@ -142,9 +146,3 @@ class ServerContext:
 def record_of(request: Request) -> RequestRecord:
     """Where a handler notes what the log and the metrics are to say of this request."""
     return cast(RequestRecord, request.state.record)
-
-
-def _loggable(prompt: Prompt) -> str | list[int]:
-    if isinstance(prompt, Mapping):
-        return cast("str | list[int]", next(iter(prompt.values())))
-    return prompt

@@ -57,7 +57,7 @@ class RequestRecord:
     route:           the path of the table, not the one that was asked for, so that there are few of them.
     model:           set by the handler once it is known to be one of ours.
     ignored_params:  set by the handler: fields of the body that had no effect.
-    prompts:         text or token ids; empty unless the settings say to log them.
+    prompts:         as text; empty unless the settings say to log them.
     status:          None until the answer began; 499 if the client left before.
     """
 
@@ -67,7 +67,7 @@ class RequestRecord:
     arrived_s: float = field(default_factory=time.monotonic)
     model: str | None = None
     ignored_params: tuple[str, ...] = ()
-    prompts: list[str | list[int]] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
     status: int | None = None
     error_code: str | None = None

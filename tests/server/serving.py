@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import uvloop
@@ -40,6 +41,7 @@ class FakeLLM:
     status: str = "ready"
     silence_s: float = 0.0
     num_restarts: int = 0
+    num_cache_blocks: int | None = 1000
     stats: EngineStats = field(default_factory=EngineStats)
     num_open: int = 0
     num_begun: int = 0
@@ -50,6 +52,7 @@ class FakeLLM:
     load_error: Exception | None = None
     is_closed: bool = False
     salts: list[str] = field(default_factory=list)
+    text: Any = field(default_factory=lambda: SimpleNamespace(tokenizer=SimpleNamespace(decode=_decode)))
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -91,6 +94,10 @@ class FakeLLM:
             while not is_so():
                 self.changed.clear()
                 await self.changed.wait()
+
+
+def _decode(token_ids: Sequence[int], *, skip_special: bool) -> str:
+    return f"text of {list(token_ids)}"
 
 
 async def _size(request: Request, context: ServerContext) -> Response:

@@ -79,7 +79,7 @@ def test_prompts_are_told_only_if_asked_for() -> None:
                 stream = logging_to(server)
                 await server.post("/whole")
                 [line] = lines(stream)
-                assert line.get("prompts") == ([[1, 2]] if log_prompts else None)
+                assert line.get("prompts") == (["text of [1, 2]"] if log_prompts else None)
 
     run(test())
 
