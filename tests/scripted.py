@@ -29,11 +29,11 @@ def settings_for(engine: str, **others: Any) -> Settings:
     return load_settings({"engine": engine, **others})
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], timeout_s: float = 60) -> T:
     """On a loop of its own, which must end by itself."""
 
     async def bounded() -> T:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(timeout_s):
             return await work
 
     return asyncio.run(bounded())

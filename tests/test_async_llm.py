@@ -19,6 +19,7 @@ from pelton.errors import (
     ChatTemplateError,
     ContextLengthError,
     EngineDeadError,
+    MemoryPlanError,
     ModelNotFoundError,
     PeltonError,
     QueueFullError,
@@ -67,6 +68,22 @@ def test_a_text_is_answered_with_a_text(tmp_path: Path) -> None:
             assert last.times.arrived_s <= last.times.started_s <= (last.times.first_token_s or 0)
             assert (last.times.first_token_s or 0) <= last.times.finished_s
         assert llm.status == "closed"
+
+    run(work())
+
+
+def test_it_is_loaded_by_name_and_talked_to(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with await AsyncLLM.load(engine=say(tmp_path, prompt="user\nhello")) as llm:
+            outputs = [output async for output in llm.chat([{"role": "user", "content": "hello"}], LONG)]
+            assert text_of(outputs) == TEXT
+            assert await llm.client.wait_ready() == llm.client.ready
+        before = children(), open_files()
+        with pytest.raises(UsageError, match="can't be read"):
+            await AsyncLLM.load(engine="scripted:nowhere")
+        with pytest.raises(UsageError, match="not a setting"):
+            await AsyncLLM.load(engin="native")
+        assert (children(), open_files()) == before
 
     run(work())
 
@@ -286,8 +303,13 @@ def test_a_start_that_fails_says_why(settings: dict[str, Any], kind: type[Pelton
             await llm.wait_ready()
         assert llm.status.startswith("dead: ")
         assert message in llm.status
-        with pytest.raises(kind):
-            await collect(llm)
+        errors = []
+        for _ in range(3):
+            with pytest.raises(kind) as caught:
+                await collect(llm)
+            errors.append(caught.value)
+        assert len(set(map(id, errors))) == 3  # one alone would keep the frames of all who were told
+        assert len({error.hint for error in errors}) == 1
         await llm.close()
         assert (children(), open_files()) == before
 
@@ -322,6 +344,20 @@ def test_phases_of_the_start_are_told(tmp_path: Path) -> None:
         await llm.close()
         assert all(status.startswith("loading: ") for status in seen)
         assert "loading: starting" in seen
+
+    run(work())
+
+
+@pytest.mark.model
+def test_what_the_engine_refuses_to_start_with_comes_with_its_hint(smollm2_path: Path) -> None:
+    async def work() -> None:
+        settings = {"model": str(smollm2_path), "kv_cache_bytes": 1 << 44, "strict": True}
+        with pytest.raises(MemoryPlanError, match="`kv_cache_bytes` is `17592186044416`") as caught:
+            await AsyncLLM.load(**settings)
+        assert "--kv-cache-bytes" in str(caught.value.hint)
+        with pytest.raises(UsageError, match="`level` is `none`") as refused:
+            await AsyncLLM.load(str(smollm2_path), level="none")
+        assert "it has: " in str(refused.value.hint)
 
     run(work())
 

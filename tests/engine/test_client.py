@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -289,6 +290,58 @@ def test_a_request_that_breaks_the_engine_is_failed_and_nobody_else_is(tmp_path:
                 await anext(bad)
             assert client.num_restarts == (3 if fault == "crash" else 0)
             assert await read(client.ask("after")) == ([[*TOKENS, END]], ["stop"])
+
+    run(work())
+
+
+def test_streams_survive_kills_at_random(tmp_path: Path, case_count: Callable[[int, int], int]) -> None:
+    num_kills, draw = case_count(5, 200), random.Random(1)
+    lines = [{"tokens": TOKENS, "delay_s": 0.002}]
+
+    async def kill(client: Client) -> None:
+        for _ in range(num_kills):
+            await until(lambda: client.state == "ready")
+            await until(lambda: client.stats.generation_tokens_total > 8 * draw.randrange(1, 20))
+            os.kill(client.pid or 0, signal.SIGKILL)
+            await until(lambda: client.state != "ready")
+
+    async def ask_on(client: Client, killer: asyncio.Task[None], name: int) -> int:
+        num_answers = 0
+        while not killer.done():
+            sampling = SamplingParams(n=draw.randrange(1, 3), max_tokens=draw.randrange(1, 80), ignore_eos=True)
+            tokens, reasons = await read(client.ask(f"{name}-{num_answers}", sampling))
+            expected = (TOKENS * 2)[: sampling.max_tokens]
+            assert tokens == [expected] * sampling.n
+            assert set(reasons) == {"length"}
+            num_answers += 1
+        return num_answers
+
+    async def work() -> None:
+        policy = RestartPolicy(max_deaths=num_kills, first_delay_s=0.001, max_delay_s=0.001)
+        async with Client(write_script(tmp_path, lines), restarts=policy) as client:
+            killer = asyncio.create_task(kill(client))
+            num_answers = await asyncio.gather(*(ask_on(client, killer, name) for name in range(12)))
+            await killer
+            assert min(num_answers) > 0
+            assert client.num_replayed > 0
+
+    run(work(), timeout_s=case_count(60, 3000))
+
+
+def test_an_engine_that_does_not_read_is_not_written_to_without_bound(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with Client(say(tmp_path), stop_timeout_s=0.01) as client:
+            os.kill(client.pid or 0, signal.SIGSTOP)
+            for number in range(3000):
+                prompt = [5 + number % 400] * 500
+                client.submit(AddRequest(str(number), prompt, SamplingParams(), 1)).close()
+            process = client._supervisor._process
+            assert process is not None
+            assert process._transport is not None
+            assert process._transport.get_write_buffer_size() < 200_000
+            last = client.ask("last")
+            os.kill(client.pid or 0, signal.SIGCONT)
+            assert await read(last) == ([[*TOKENS, END]], ["stop"])
 
     run(work())
 
