@@ -141,6 +141,14 @@ class AsyncLLM:
         return EngineStats() if self._client is None else self._client.stats
 
     @property
+    def num_cache_blocks(self) -> int | None:
+        """Blocks of BLOCK_TOKENS tokens in all layers that the cache has room for; None until that is known."""
+        ready = None if self._client is None else self._client.ready
+        if ready is None:
+            return None
+        return ready.limits.kv_cache_bytes // sum(group.block_bytes for group in ready.cache_groups)
+
+    @property
     def facts(self) -> list[str]:
         """What is loaded and how, in lines for people; empty until it is known."""
         return [] if self._client is None else self._client.facts

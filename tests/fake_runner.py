@@ -164,6 +164,7 @@ def engine_of(
     clock: Callable[[], float] = time.monotonic,
     step_costs: StepCosts | None = None,
     prefix_cache: bool = True,
+    steps_between_checks: int = 1000,
 ) -> Engine:
     """An engine over a fake runner. A slab is 512 bytes: four blocks of the full group."""
     limits = EngineLimits(
@@ -176,7 +177,9 @@ def engine_of(
         step_costs,
         prefix_cache,
     )
-    return Engine(FakeRunner(groups or [FULL], fail_on), limits, (EOS,), clock=clock)
+    return Engine(
+        FakeRunner(groups or [FULL], fail_on), limits, (EOS,), clock=clock, steps_between_checks=steps_between_checks
+    )
 
 
 def runner_of(engine: Engine) -> FakeRunner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,10 @@ from pelton.engine.scheduler import EngineLimits, Scheduler
 from pelton.errors import RequestError
 from pelton.sampling_params import SamplingParams
 
+logger = logging.getLogger(__name__)
+
 _SEED_MASK = (1 << 64) - 1
+STEPS_BETWEEN_CHECKS = 1000  # of the cache's books, which takes milliseconds for thousands of blocks
 
 
 class Engine:
@@ -38,6 +42,7 @@ class Engine:
         eos_token_ids: tuple[int, ...] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
+        steps_between_checks: int = STEPS_BETWEEN_CHECKS,
     ) -> None:
         """clock: seconds, for the times and durations that are reported; nothing is decided by it."""
         self.runner = runner
@@ -48,6 +53,7 @@ class Engine:
         )
         self.scheduler = Scheduler(self.cache, limits)
         self._clock = clock
+        self._steps_between_checks = steps_between_checks
         self._requests: dict[str, list[Request]] = {}  # the unfinished choices of each
         self._not_started: set[str] = set()  # requests of which no choice has had a slot
         self._started: list[str] = []
@@ -55,6 +61,7 @@ class Engine:
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
+        self._num_repairs = 0
         self._step_tokens = 0
         self._step_seconds = 0.0
         self._step_seconds_total = 0.0
@@ -150,8 +157,10 @@ class Engine:
             self.abort(request_id)
 
     def step(self) -> list[Progress]:
-        """Runs one step. Empty if there is nothing to do, or if none of the requests got anything."""
+        """Runs one step. Empty if there is nothing to do, or if no request is as far as to get anything."""
         self._settle()
+        if self._num_steps % self._steps_between_checks == 0:
+            self._check_cache()
         self._undo = []
         began_s = self._clock()
         batch = self.scheduler.schedule()
@@ -191,6 +200,7 @@ class Engine:
             prefix_hit_tokens_total=scheduler.num_hit_tokens,
             prompt_tokens_total=self._num_prompt_tokens,
             generation_tokens_total=self._num_generated_tokens,
+            cache_repairs_total=self._num_repairs,
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
             step_seconds_total=self._step_seconds_total,
@@ -232,6 +242,18 @@ class Engine:
                 choices.sort(key=attrgetter("choice"))
         self.scheduler.restart(request for choices in self._requests.values() for request in choices)
         self._undo = None
+
+    def _check_cache(self) -> None:
+        """Books that do not add up mean that a block may have been given to two. Then nothing in the cache is trusted:
+        everybody computes again what they know, and says the same as if it had never happened."""
+        try:
+            self.cache.check_integrity()
+        except (AssertionError, LookupError) as error:
+            if not self._num_repairs:
+                logger.error("the KV cache's books did not add up and are made anew: %s", error)
+            self._num_repairs += 1
+            self._undo = []
+            self._settle()
 
     def _note_started(self, now_s: float) -> None:
         """The first of a request's choices is told; each is timed."""

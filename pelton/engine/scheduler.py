@@ -124,13 +124,15 @@ class Scheduler:
         return started
 
     def update(self, batch: Batch, outcome: StepResult, now_s: float) -> list[Progress]:
-        """Takes in what a batch came to; finished requests leave."""
+        """Takes in what a batch came to; finished requests leave. A chunk of a prompt alone is not told."""
         num_tokens = {work.slot: work.num_tokens for work in batch.work}
         progress = []
         for result in outcome.results:
             request = self._by_slot[result.slot]
             num_full = request.num_computed // BLOCK_TOKENS
-            progress.append(request.advance(num_tokens.pop(result.slot), result, now_s))
+            part = request.advance(num_tokens.pop(result.slot), result, now_s)
+            if part.token_ids or part.prompt_logprobs is not None or part.finish_reason is not None:
+                progress.append(part)
             if request.num_computed // BLOCK_TOKENS > num_full:
                 self._keep_computed(request)
             if request.finish_reason is not None:

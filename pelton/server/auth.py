@@ -25,8 +25,8 @@ from pelton.server.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-_MAX_KEYS = 10_000
-_MAX_KEY_FILE_BYTES = 4 << 20
+_MAX_KEYS = 1000  # each request is compared with all of them
+_MAX_KEY_FILE_BYTES = 1 << 20
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import logging
+
+import pytest
 
 from pelton.engine.request import RequestTimes
 from pelton.sampling_params import SamplingParams
-from tests.fake_runner import engine_of
+from tests.fake_runner import engine_of, runner_of
 
 TWO = SamplingParams(max_tokens=2, ignore_eos=True)
 
@@ -66,3 +69,23 @@ def test_counters_add_up() -> None:
     assert stats.prompt_tokens_total == 60
     assert stats.num_preemptions_total > 0
     assert stats.num_steps_total > 60
+
+
+def test_books_that_do_not_add_up_are_made_anew_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    sampling = SamplingParams(max_tokens=30, seed=4, ignore_eos=True)
+    answers = []
+    for is_broken in (False, True):
+        engine = engine_of(steps_between_checks=5)
+        runner_of(engine).has_failed = is_broken  # what runs is taken from its slots
+        engine.add("a", [7] * 40, sampling)
+        said = []
+        while engine.has_work:
+            said += [token for part in engine.step() for token in part.token_ids]
+            if is_broken and len(said) in (3, 12):
+                (counts,) = (group.reference_counts for group in engine.cache.pool._groups)
+                counts[next(iter(counts))] += 1  # a reference that nobody gives back
+        engine.cache.check_integrity()
+        assert engine.stats().cache_repairs_total == (2 if is_broken else 0)
+        answers.append(said)
+    assert answers[0] == answers[1]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
