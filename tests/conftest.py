@@ -22,13 +22,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `full` belong to --all alone; deselected, not skipped."""
+    """Tests marked `full` or `clients` belong to --all alone; deselected, not skipped."""
     if config.getoption("--all"):
         return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+    left_out = [item for item in items if item.get_closest_marker("full") or item.get_closest_marker("clients")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

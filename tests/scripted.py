@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Coroutine, Mapping, Sequence
@@ -28,11 +29,11 @@ def settings_for(engine: str, **others: Any) -> Settings:
     return load_settings({"engine": engine, **others})
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], timeout_s: float = 60) -> T:
     """On a loop of its own, which must end by itself."""
 
     async def bounded() -> T:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(timeout_s):
             return await work
 
     return asyncio.run(bounded())
@@ -40,16 +41,17 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 def children() -> set[int]:
     """Processes that this one has started and not reaped."""
-    task = Path(f"/proc/{os.getpid()}/task")
-    return {int(pid) for each in task.iterdir() for pid in (each / "children").read_text().split()}
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found.update(int(pid) for pid in (thread / "children").read_text().split())
+    return found
 
 
 def open_files() -> set[str]:
     """What the descriptors of this process lead to."""
     found = set()
     for entry in os.scandir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(OSError):  # the descriptor that lists them
             found.add(f"{entry.name} {os.readlink(entry.path)}")
-        except OSError:  # the descriptor that lists them
-            continue
     return found

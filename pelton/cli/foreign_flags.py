@@ -46,7 +46,7 @@ _WITHOUT_EFFECT = {
 _WITHOUT_EFFECT_OR_VALUE = {
     "--trust-remote-code": "no code of a model's files is ever run",
     "--enforce-eager": "a program is compiled in milliseconds",
-    "--enable-prefix-caching": "prefixes are cached always",
+    "--enable-prefix-caching": "prefixes are cached unless `--prefix-cache off` is given",
     "--enable-chunked-prefill": "prompts are computed in chunks always",
 }
 

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pelton.config import Kind, Settings, load_settings, options
+from pelton.config import Settings, load_settings, options
 from pelton.sampling_params import SamplingParams
+from pelton.setting_kinds import Kind
 
 SAMPLING = {
     "temperature": (float, "0 always takes the most likely token"),

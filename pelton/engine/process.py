@@ -115,19 +115,17 @@ class EngineProcess(asyncio.Protocol):
             self._reaper = asyncio.get_running_loop().create_task(self._reap(error))
 
     async def _reap(self, error: ChannelError) -> None:
-        """Waits until the process is gone. One that broke the connection and lives on is killed."""
+        """Waits until the process is gone. One that broke the connection, or lives on without it, is killed."""
         assert self._process is not None
-        if not isinstance(error, ChannelClosedError):
-            self.kill()
-        deadline = asyncio.get_running_loop().time() + _EXIT_TIMEOUT_S
-        was_killed = False
-        while self._process.poll() is None:
-            if not was_killed and asyncio.get_running_loop().time() > deadline:
-                self.kill()
-                was_killed = True
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + (_EXIT_TIMEOUT_S if isinstance(error, ChannelClosedError) else 0.0)
+        while self._process.poll() is None and loop.time() < deadline_s:
             await asyncio.sleep(_POLL_S)
-        code = self._process.returncode
-        why = _describe(code) if isinstance(error, ChannelClosedError) else f"{error.message} ({_describe(code)})"
+        self.kill()
+        while self._process.poll() is None:  # a matter of the system alone
+            await asyncio.sleep(_POLL_S)
+        how = _describe(self._process.returncode)
+        why = how if isinstance(error, ChannelClosedError) else f"{error.message} ({how})"
         if not self.ended.done():
             self.ended.set_result(why)
 

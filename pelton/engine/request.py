@@ -30,7 +30,7 @@ class RequestTimes(msgspec.Struct, frozen=True):
     finished_s: float
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one choice of one request got in one step.
 
     token_ids:        new output tokens.

@@ -14,6 +14,9 @@ from pelton.graph.graph import Graph, Value
 from pelton.graph.kernel import CacheGroupLayout, Provider
 from pelton.platforms.discover import find_provider
 
+LINE = 64  # bytes: rows, weights and the parts of cache blocks start on cache lines
+BLOCK_TOKENS = 16  # of a cache block; csrc/step.h
+
 
 @dataclass(frozen=True)
 class PlatformFacts:
@@ -66,3 +69,20 @@ class Platform(ABC):
     @abstractmethod
     def cache_layout(self, graph: Graph, kv_dtype: str) -> list[CacheGroupLayout]:
         """One per group of the graph's cache layers. Raises UsageError on a dtype that the cache can't hold."""
+
+
+def lay_out_cache(graph: Graph, value_bytes: int) -> list[CacheGroupLayout]:
+    """Blocks in which each layer of a group has its keys, then its values, each from a cache line on."""
+    layouts = []
+    for group in graph.cache_groups:
+        offsets, end = [], 0
+        for layer in group.layers:
+            nbytes = whole_lines(BLOCK_TOKENS * layer.num_kv_heads * layer.head_dim * value_bytes)
+            offsets.append((end, end + nbytes))
+            end += 2 * nbytes
+        layouts.append(CacheGroupLayout(end, tuple(offsets)))
+    return layouts
+
+
+def whole_lines(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE

@@ -25,8 +25,8 @@ from pelton.server.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-_MAX_KEYS = 10_000
-_MAX_KEY_FILE_BYTES = 4 << 20
+_MAX_KEYS = 1000  # each request is compared with all of them
+_MAX_KEY_FILE_BYTES = 1 << 20
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -177,7 +177,12 @@ def _host_name(host: str) -> str:
 
 
 def _is_foreign(origin: str, own_hosts: frozenset[str]) -> bool:
-    """Whether it is a web page's, and of another machine. Programs that send an origin have schemes of their own."""
+    """Whether it is a web page's, and of another machine. Programs that send an origin have schemes of their own.
+
+    `null` is what a page sends that hides where it is from.
+    """
+    if origin == "null":
+        return True
     try:
         parts = urlsplit(origin)
         return parts.scheme in ("http", "https") and parts.hostname not in own_hosts

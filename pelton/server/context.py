@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.requests import Request
 
 from pelton.config import ServerSettings
+from pelton.server.deadline import Deadline
 from pelton.server.errors import ApiError
 from pelton.server.limits import Traffic
 from pelton.server.metrics import Metrics
@@ -43,7 +43,7 @@ class ServerContext:
     watch: EngineWatch = field(default_factory=EngineWatch)
     is_draining: bool = False
     created_s: int = field(default_factory=lambda: int(time.time()))
-    _waits: set[asyncio.Timeout] = field(default_factory=set)
+    _deadlines: set[Deadline] = field(default_factory=set)
     _is_stopped: bool = False
 
     @property
@@ -54,8 +54,8 @@ class ServerContext:
     def stop(self) -> None:
         """Ends every running `generate` with an error at once."""
         self._is_stopped = True
-        for wait in self._waits:
-            wait.reschedule(0.0)
+        for deadline in self._deadlines:
+            deadline.pass_now()
 
     async def generate(
         self,
@@ -72,52 +72,50 @@ class ServerContext:
         Raises what that raises, ApiError (408) once `request_timeout_s` have passed since the request came, and
         ApiError (503) when the server ends. Closing the iterator aborts the request.
         """
+        if self._is_stopped:
+            raise self._stopped()
         record = record_of(request)
         generation = Generation()
         if sampling_params is not None:
             generation.num_choices, generation.max_tokens = sampling_params.n, sampling_params.max_tokens
         record.generations.append(generation)
         if self.settings.log_prompts:
-            record.prompts.append(_loggable(prompt))
+            record.prompts.append(self._as_text(prompt))
         # Who has another key learns nothing of this one's prompts from how fast a cached prefix is.
         salt = f"{request.state.tenant}/{cache_salt}" if request.state.tenant else cache_salt
-        deadline_s = (
-            asyncio.get_running_loop().time() + record.arrived_s + self.settings.request_timeout_s - time.monotonic()
-        )
         outputs = self.llm.generate(prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=salt)
+        deadline = Deadline(record.arrived_s + self.settings.request_timeout_s - time.monotonic())
+        self._deadlines.add(deadline)
         try:
             async with aclosing(outputs):
-                while (output := await self._next(outputs, deadline_s)) is not None:
+                while (output := await deadline.next_of(outputs)) is not None:
                     self._take(generation, output)
                     yield output
-        finally:
-            self._end(generation)
-
-    async def _next(self, outputs: AsyncGenerator[RequestOutput, None], deadline_s: float) -> RequestOutput | None:
-        """None at the end. The time is watched here: a timeout around a `yield` would strike whoever consumes it."""
-        if self._is_stopped:
-            raise self._stopped()
-        wait = asyncio.timeout(deadline_s - time.monotonic())
-        self._waits.add(wait)
-        try:
-            async with wait:
-                return await anext(outputs, None)
         except TimeoutError:
             raise (self._stopped() if self._is_stopped else self._too_long()) from None
         finally:
-            self._waits.discard(wait)
+            deadline.cancel()
+            self._deadlines.discard(deadline)
+            self._end(generation)
 
     def _take(self, generation: Generation, output: RequestOutput) -> None:
+        """Once per step of a request: what need not be done for each is left to its end."""
         now_s = time.monotonic()
-        num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
-        generation.num_prompt_tokens = len(output.prompt_token_ids)
-        generation.num_output_tokens += num_tokens
-        generation.finish_reasons += [one.finish_reason for one in output.outputs if one.finish_reason is not None]
-        if num_tokens and generation.first_token_s is None:
-            generation.first_token_s = now_s
-        elif num_tokens and self.metrics is not None and generation.last_output_s is not None:
-            self.metrics.observe_token_gap(now_s - generation.last_output_s)
-        generation.last_output_s = now_s
+        num_tokens = 0
+        for choice in output.outputs:
+            num_tokens += len(choice.token_ids)
+            if choice.finish_reason is not None:
+                generation.end_choice(choice.finish_reason, choice.times)
+        if num_tokens:
+            generation.num_output_tokens += num_tokens
+            if generation.first_token_s is None:
+                generation.first_token_s = now_s
+            elif self.metrics is not None:
+                self.metrics.observe_token_gap(now_s - generation.last_token_s)
+            generation.last_token_s = now_s
+        if output.finished or not generation.num_prompt_tokens:
+            generation.num_prompt_tokens = len(output.prompt_token_ids)
+            generation.num_cached_tokens = output.num_cached_tokens
 
     def _end(self, generation: Generation) -> None:
         generation.finished_s = time.monotonic()
@@ -133,6 +131,10 @@ class ServerContext:
         if self.log is not None and not is_quiet:
             self.log.write(record)
 
+    def _as_text(self, prompt: Prompt) -> str:
+        given = next(iter(cast("Mapping[str, Any]", prompt).values())) if isinstance(prompt, Mapping) else prompt
+        return given if isinstance(given, str) else self.llm.text.tokenizer.decode(given, skip_special=False)
+
     def _too_long(self) -> ApiError:
         allowed = self.settings.request_timeout_s
         return ApiError(408, f"the request took longer than the {allowed:g} s that this server allows")
@@ -144,9 +146,3 @@ class ServerContext:
 def record_of(request: Request) -> RequestRecord:
     """Where a handler notes what the log and the metrics are to say of this request."""
     return cast(RequestRecord, request.state.record)
-
-
-def _loggable(prompt: Prompt) -> str | list[int]:
-    if isinstance(prompt, Mapping):
-        return cast("str | list[int]", next(iter(prompt.values())))
-    return prompt

@@ -22,8 +22,11 @@ from pelton.errors import (
     UsageError,
 )
 
-# A message quotes what the client sent; the answer must not be larger than the question.
-_MAX_MESSAGE_CHARS = 1500
+# A message quotes what the client sent, and an answer must not be larger than its question. JSON writes a character in
+# six bytes at most.
+_MAX_BODY_BYTES = 2048
+_MAX_PARAM_CHARS = 80
+_CUT_CHARS = 220
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
     400: "invalid_request",
@@ -68,11 +71,16 @@ class ApiError(Exception):
 
 
 def error_body(error: ApiError) -> bytes:
-    """The JSON document of an error: an answer's body, or the data of a stream's last event."""
-    message = error.message
-    if len(message) > _MAX_MESSAGE_CHARS:
-        message = f"{message[:_MAX_MESSAGE_CHARS]}…"
-    described = {"message": message, "type": error.type, "param": error.param, "code": error.code}
+    """The JSON document of an error: an answer's body, or the data of a stream's last event. At most 2 KiB."""
+    body = _encode(error.message, error)
+    if len(body) > _MAX_BODY_BYTES:
+        body = _encode(f"{error.message[:_CUT_CHARS]}…", error)
+    return body
+
+
+def _encode(message: str, error: ApiError) -> bytes:
+    param = error.param if error.param is None else error.param[:_MAX_PARAM_CHARS]
+    described = {"message": message, "type": error.type, "param": param, "code": error.code}
     return msgspec.json.encode({"error": described})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine
@@ -21,6 +22,7 @@ from uvicorn.server import ServerState
 from pelton.errors import UsageError
 from pelton.server.app import Application
 from pelton.server.http_protocol import HttpProtocol
+from pelton.server.limits import MAX_REFUSALS_AT_ONCE
 
 if TYPE_CHECKING:
     from pelton.async_llm import AsyncLLM
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 _FAREWELL_S = 2.0
 _HURRIED_FAREWELL_S = 0.1
 _BACKLOG = 1024
+_OTHER_FILES = 64  # the loop's, the log's, the engine's, a few of Python's
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -49,6 +52,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         config = Config(self._application, log_config=None, access_log=False, lifespan="off", ws="none")
         self._tell_time(loop)
+        _allow_files(self._context.settings.max_connections + MAX_REFUSALS_AT_ONCE + _OTHER_FILES)
         make = partial(HttpProtocol, config, self._state, self._context.settings, self._context.traffic, loop)
         self._server = await loop.create_server(make, sock=listener, backlog=_BACKLOG)
 
@@ -143,6 +147,18 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
         for task in (working, waiting):
             task.cancel()
         await asyncio.gather(working, waiting, return_exceptions=True)
+
+
+def _allow_files(count: int) -> None:
+    """Each connection is an open file, of which the system may allow fewer than it could."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < possible:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    if possible < count:
+        logger.warning(
+            "this process may have %d files open, of which `max_connections` could need %d; lower it", possible, count
+        )
 
 
 def listen(host: str, port: int) -> socket.socket:

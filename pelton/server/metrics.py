@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from pelton.cache.groups import BLOCK_TOKENS
 from pelton.engine.messages import EngineStats
 from pelton.server.limits import Traffic
 from pelton.server.request_log import Generation, RequestRecord
@@ -132,16 +133,24 @@ class Metrics:
         if record.error_code is not None:
             self._errors[record.error_code] += 1
 
-    def exposition(self, stats: EngineStats, *, is_healthy: bool, num_restarts: int, traffic: Traffic) -> bytes:
-        """Everything as Prometheus' text format. stats: of the last step."""
+    def exposition(
+        self, stats: EngineStats, *, is_healthy: bool, num_restarts: int, num_blocks: int | None, traffic: Traffic
+    ) -> bytes:
+        """Everything as Prometheus' text format. stats: of the last step. num_blocks: of the cache, once known."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collected([*self._of_engine(stats, is_healthy), *self._own(stats, num_restarts, traffic)]))
+        found = [
+            *self._of_engine(stats, is_healthy),
+            *self._of_cache(num_blocks),
+            *self._of_requests(),
+            *self._own(stats, num_restarts, traffic),
+        ]
+        registry.register(_Collected(found))
         return generate_latest(registry)
 
     def _of_engine(self, stats: EngineStats, is_healthy: bool) -> Iterator[Metric]:
-        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
         gauges = (
             ("num_requests_running", "requests that run", stats.num_running),
@@ -164,6 +173,20 @@ class Metrics:
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
             counter.add_metric(self._labels, value)
             yield counter
+
+    def _of_cache(self, num_blocks: int | None) -> Iterator[Metric]:
+        """Its sizes are labels: schedulers before many servers read them from there."""
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
+        if num_blocks is not None:
+            labels = (*_LABELS, "block_size", "num_gpu_blocks")
+            sizes = GaugeMetricFamily("vllm:cache_config_info", "sizes of the cache", labels=labels)
+            sizes.add_metric((*self._labels, str(BLOCK_TOKENS), str(num_blocks)), 1)
+            yield sizes
+
+    def _of_requests(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily
+
         finished = CounterMetricFamily(
             "vllm:request_success", "choices that ended, by reason", labels=(*_LABELS, "finished_reason")
         )

@@ -7,8 +7,11 @@ from __future__ import annotations
 import datetime
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO
+
+from pelton.engine.request import RequestTimes
 
 
 @dataclass
@@ -17,7 +20,8 @@ class Generation:
 
     num_choices, max_tokens: as asked for.
     finish_reasons:  one per choice that ended.
-    started_s:       when it left the queue; it and the times after it are None until then. By time.monotonic.
+    started_s:       when its first choice left the queue, as the engine tells with the end of a choice.
+    first_token_s, last_token_s, finished_s: as seen here. All by time.monotonic.
     """
 
     num_choices: int = 1
@@ -25,12 +29,17 @@ class Generation:
     arrived_s: float = field(default_factory=time.monotonic)
     started_s: float | None = None
     first_token_s: float | None = None
-    last_output_s: float | None = None
+    last_token_s: float = 0.0
     finished_s: float | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
+
+    def end_choice(self, reason: str, times: RequestTimes | None) -> None:
+        self.finish_reasons.append(reason)
+        if times is not None and (self.started_s is None or times.started_s < self.started_s):
+            self.started_s = times.started_s
 
     @property
     def seconds_per_token(self) -> float | None:
@@ -48,7 +57,7 @@ class RequestRecord:
     route:           the path of the table, not the one that was asked for, so that there are few of them.
     model:           set by the handler once it is known to be one of ours.
     ignored_params:  set by the handler: fields of the body that had no effect.
-    prompts:         text or token ids; empty unless the settings say to log them.
+    prompts:         as text; empty unless the settings say to log them.
     status:          None until the answer began; 499 if the client left before.
     """
 
@@ -58,7 +67,7 @@ class RequestRecord:
     arrived_s: float = field(default_factory=time.monotonic)
     model: str | None = None
     ignored_params: tuple[str, ...] = ()
-    prompts: list[str | list[int]] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
     status: int | None = None
     error_code: str | None = None
@@ -78,8 +87,9 @@ class RequestLog:
             line = json.dumps(described)
         else:
             line = " ".join(f"{name}={_as_text(value)}" for name, value in described.items())
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        with suppress(OSError):  # whoever read it has gone, or the disk is full: requests are answered all the same
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
 
 def describe(record: RequestRecord) -> dict[str, Any]:

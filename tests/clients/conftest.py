@@ -19,11 +19,12 @@ import pytest
 SCRIPTED_MODEL = Path(__file__).parents[1] / "fixtures" / "scripted" / "model"
 SIZES = {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_bytes": 64 << 20}
 TEXT = "Hello! An umlaut ä and an emoji 🙂 are in it."
+SLOW_TEXT = "slow " * 8
 # By a word of the prompt; all others are answered with TEXT.
 ANSWERS: list[dict[str, Any]] = [
     {"prompt": "count", "text": "one two three four five"},
     {"prompt": "fail", "text": "this will not end well", "fault": "error", "fault_after": 5, "delay_s": 0.02},
-    {"prompt": "slowly", "text": "slow " * 40, "delay_s": 0.02},
+    {"prompt": "slowly", "text": SLOW_TEXT, "delay_s": 0.02},
     {"text": TEXT},
 ]
 

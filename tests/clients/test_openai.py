@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.clients.conftest import ANSWERS, TEXT, RunningServer, run_scripted
+from tests.clients.conftest import ANSWERS, SLOW_TEXT, TEXT, RunningServer, run_scripted
 
 
 def say(content: str) -> list[ChatCompletionMessageParam]:
@@ -216,4 +216,4 @@ def test_full_queue_is_retried_until_there_is_room(tmp_path: Path) -> None:
             assert error.code == "rate_limit_exceeded"
             assert error.response.headers["x-should-retry"] == "true"
         patient = asyncio.run(scenario(server, 20))
-        assert [each.choices[0].message.content for each in patient] == ["slow " * 40] * 8
+        assert [each.choices[0].message.content for each in patient] == [SLOW_TEXT] * 8

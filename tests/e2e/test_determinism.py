@@ -158,6 +158,7 @@ def test_fused_equals_unfused(case: Case, some: range) -> None:
         case.check(llm, some)
 
 
+@pytest.mark.timeout(1800)  # at full count the lowest level takes minutes
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_repeats_itself(case: Case, level: str, case_count: Callable[[int, int], int]) -> None:
     """Levels round differently from each other, never from themselves. Few tokens: the lowest level is slow."""

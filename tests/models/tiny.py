@@ -63,11 +63,18 @@ def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
+            if not parameter_name.endswith("norm.weight"):
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    vary_norms(model)
+    return model
+
+
+def vary_norms(model: PreTrainedModel) -> None:
+    """A new model's are all alike, so that nothing would show which is which."""
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("norm.weight"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
-            else:
-                parameter.normal_(std=parameter.shape[-1] ** -0.5)
-    return model
 
 
 def _rotary(base: float) -> dict[str, Any]:

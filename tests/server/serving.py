@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import uvloop
@@ -16,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from pelton.async_llm import AsyncLLM
 from pelton.config import ServerSettings
 from pelton.engine.messages import EngineStats
+from pelton.engine.request import RequestTimes
 from pelton.outputs import CompletionOutput, RequestOutput
 from pelton.server.app import Application, Route
 from pelton.server.auth import make_guard
@@ -38,6 +41,7 @@ class FakeLLM:
     status: str = "ready"
     silence_s: float = 0.0
     num_restarts: int = 0
+    num_cache_blocks: int | None = 1000
     stats: EngineStats = field(default_factory=EngineStats)
     num_open: int = 0
     num_begun: int = 0
@@ -48,6 +52,7 @@ class FakeLLM:
     load_error: Exception | None = None
     is_closed: bool = False
     salts: list[str] = field(default_factory=list)
+    text: Any = field(default_factory=lambda: SimpleNamespace(tokenizer=SimpleNamespace(decode=_decode)))
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -76,8 +81,10 @@ class FakeLLM:
                     raise self.failure
                 is_last = index == num_tokens - 1
                 reason = "length" if is_last else None
-                choice = CompletionOutput(0, "a", [7], finish_reason=cast(Any, reason))
-                yield RequestOutput("r", None, [1, 2], None, [choice], is_last)
+                now_s = time.monotonic()
+                times = RequestTimes(now_s, now_s, now_s, now_s) if is_last else None
+                choice = CompletionOutput(0, "a", [7], finish_reason=cast(Any, reason), times=times)
+                yield RequestOutput("r", None, [1, 2], None, [choice], is_last, num_cached_tokens=1)
         finally:
             self.num_open -= 1
             self.changed.set()
@@ -87,6 +94,10 @@ class FakeLLM:
             while not is_so():
                 self.changed.clear()
                 await self.changed.wait()
+
+
+def _decode(token_ids: Sequence[int], *, skip_special: bool) -> str:
+    return f"text of {list(token_ids)}"
 
 
 async def _size(request: Request, context: ServerContext) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -191,6 +192,26 @@ def test_answers_tell_the_date() -> None:
             signal.raise_signal(signal.SIGTERM)
 
     run(test())
+
+
+def test_as_many_files_are_allowed_as_connections_could_need(caplog: pytest.LogCaptureFixture) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = 256, before[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    async def test(max_connections: int) -> None:
+        async with served(max_connections=max_connections):
+            signal.raise_signal(signal.SIGTERM)
+
+    try:
+        run(test(300))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 300
+        assert not caplog.records
+        if hard != resource.RLIM_INFINITY:
+            run(test(hard))
+            assert "lower it" in caplog.text
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_an_address_that_can_not_be_listened_on_is_told() -> None:

@@ -46,7 +46,9 @@ HISTOGRAMS = [
 
 def read(metrics: Metrics, stats: EngineStats | None = None, traffic: Traffic | None = None) -> dict[str, float]:
     """Sample with its labels, but those of every sample → value."""
-    text = metrics.exposition(stats or EngineStats(), is_healthy=True, num_restarts=2, traffic=traffic or Traffic())
+    text = metrics.exposition(
+        stats or EngineStats(), is_healthy=True, num_restarts=2, num_blocks=77, traffic=traffic or Traffic()
+    )
     return parsed(text)
 
 
@@ -70,6 +72,7 @@ def test_names_and_labels_are_those_that_dashboards_read() -> None:
     for name in HISTOGRAMS:
         assert {f"vllm:{name}_{part}" for part in ("sum", "count")} <= found.keys()
         assert f'vllm:{name}_bucket{{"le": "+Inf"}}' in found
+    assert found['vllm:cache_config_info{"block_size": "16", "num_gpu_blocks": "77"}'] == 1
     for reason in ("stop", "length", "abort", "error"):
         assert f'vllm:request_success_total{{"finished_reason": "{reason}"}}' in found
 
@@ -196,7 +199,9 @@ def test_a_server_counts_what_it_did() -> None:
             assert (await server.get("/none")).status == 404
             assert (await server.get("/" + "a" * 200)).status == 414
             found = parsed((await server.get("/metrics")).body)
-        assert found["vllm:e2e_request_latency_seconds_count"] == len(lengths)
+        for name in ("e2e_request_latency", "request_queue_time", "request_inference_time", "time_to_first_token"):
+            assert found[f"vllm:{name}_seconds_count"] == len(lengths)
+        assert found["vllm:request_prefill_kv_computed_tokens_sum"] == len(lengths)
         assert found["vllm:request_generation_tokens_sum"] == sum(lengths)
         assert found["vllm:inter_token_latency_seconds_count"] == sum(length - 1 for length in lengths)
         assert found['vllm:request_success_total{"finished_reason": "length"}'] == len(lengths)

@@ -31,6 +31,7 @@ def test_a_line_tells_tokens_times_and_the_end() -> None:
             assert answer.status == 200
             [line] = lines(stream)
             assert line.pop("total_s") >= line.pop("first_token_s") >= 0
+            assert line.pop("queue_s") >= 0
             assert line.pop("time").endswith("+00:00")
             assert line == {
                 "id": "mine",
@@ -38,7 +39,7 @@ def test_a_line_tells_tokens_times_and_the_end() -> None:
                 "route": "/whole",
                 "status": 200,
                 "prompt_tokens": 2,
-                "cached_tokens": 0,
+                "cached_tokens": 1,
                 "output_tokens": 3,
                 "reason": "length",
             }
@@ -78,7 +79,7 @@ def test_prompts_are_told_only_if_asked_for() -> None:
                 stream = logging_to(server)
                 await server.post("/whole")
                 [line] = lines(stream)
-                assert line.get("prompts") == ([[1, 2]] if log_prompts else None)
+                assert line.get("prompts") == (["text of [1, 2]"] if log_prompts else None)
 
     run(test())
 

@@ -13,12 +13,12 @@ from pelton.graph.graph import TOKENS, CacheLayer, Node, Parameter, Value
 from pelton.graph.kernel import Group, Packing
 from pelton.graph.program import Program, dimension
 from pelton.platforms.cpu.kernels import CpuKernel
+from pelton.platforms.platform import LINE
 
 # As csrc numbers them.
 FORMAT_IDS = {name: index for index, name in enumerate(FORMATS)}
 MODES = {"float32": 0, "blocks_outlier": 1, "blocks_exact": 2}
 KV_IDS = {"bf16": 0, "f16": 1, "f32": 2}
-LINE = 64
 
 
 @dataclass(frozen=True)
