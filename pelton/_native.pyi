@@ -87,10 +87,38 @@ class WeightReads:
     def failed(self) -> int | None:
         """Which tensor, counted as they were added, the last `run` could not read."""
 
-def piece_merges(pieces: list[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, best score of the whole first; see csrc/piece_merges.h.
+class BytePairTokenizer:
+    """Text to token ids; see csrc/text/byte_pair_tokenizer.h."""
 
-    pieces: all different. scores: one each. Raises ValueError."""
+    def __init__(
+        self,
+        tokens: tuple[str, ...],
+        *,
+        added: Sequence[tuple[int, bool, bool, bool]],
+        patterns: Sequence[str],
+        merges: tuple[str, ...] | None,
+        scores: Sequence[float],
+        is_piece: Sequence[bool],
+        byte_level: bool,
+        space_prefix: bool,
+        escape_spaces: bool,
+        drop_unmatched: bool,
+        ignore_merges: bool,
+        byte_fallback: bool,
+        unknown_id: int | None,
+    ) -> None:
+        """added: id, is it a control token, does it swallow space before it, after it. merges: "left right", best
+        first; None: scores and is_piece of each token. Raises ValueError."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    def encode(self, text: str, parse_control: bool) -> list[int]:
+        """parse_control: control tokens that the text spells are read as such. Raises ValueError beyond 512 MiB."""
+
+    def token(self, token_id: int) -> str | None: ...
+
+def pattern_matches(pattern: str, text: str) -> list[str]:
+    """What a pattern of csrc/text/pattern.h matches in a text (for tests). Raises ValueError for an unknown pattern."""
 
 def attention_workspace_bytes(
     max_tokens: int, max_context: int, num_threads: int, heads: int, kv_heads: int, head_dim: int

@@ -33,7 +33,13 @@ def test_chat_with_a_local_file_imports_what_it_needs(smollm2_path: Path) -> Non
 def test_explain_builds_no_tokenizer(smollm2_path: Path) -> None:
     modules = modules_of("explain", str(smollm2_path))
     assert "pelton.runner.assembly" in modules
-    metadata = {"importlib.metadata", "email", "random", "tempfile", "zipfile"}  # it lists what other packages have registered
+    metadata = {
+        "importlib.metadata",
+        "email",
+        "random",
+        "tempfile",
+        "zipfile",
+    }  # it lists what other packages have registered
     assert not modules & (SLOW - metadata | {"tokenizers", "minijinja"})
 
 
