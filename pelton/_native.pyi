@@ -98,7 +98,7 @@ class BytePairTokenizer:
         patterns: Sequence[str],
         merges: tuple[str, ...] | None,
         scores: Sequence[float],
-        is_piece: Sequence[bool],
+        no_pieces: Sequence[int],
         byte_level: bool,
         space_prefix: bool,
         escape_spaces: bool,
@@ -108,7 +108,7 @@ class BytePairTokenizer:
         unknown_id: int | None,
     ) -> None:
         """added: id, is it a control token, does it swallow space before it, after it. merges: "left right", best
-        first; None: scores and is_piece of each token. Raises ValueError."""
+        first; None: scores of each token, of which no_pieces are never merged. Raises ValueError."""
 
     @property
     def num_tokens(self) -> int: ...

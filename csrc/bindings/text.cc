@@ -41,7 +41,7 @@ nb::str to_str(std::string_view text) { return nb::str(text.data(), text.size())
 void make_tokenizer(BytePairTokenizer* self, const nb::tuple& tokens,
                     const std::vector<std::tuple<int32_t, bool, bool, bool>>& added, std::vector<std::string> patterns,
                     const std::optional<nb::tuple>& merges, const std::vector<double>& scores,
-                    const std::vector<bool>& is_piece, bool byte_level, bool space_prefix, bool escape_spaces,
+                    const std::vector<int32_t>& no_pieces, bool byte_level, bool space_prefix, bool escape_spaces,
                     bool drop_unmatched, bool ignore_merges, bool byte_fallback, std::optional<int32_t> unknown_id) {
   const std::vector<std::string_view> token_views = views_of(tokens);
   const std::vector<std::string_view> merge_views = merges ? views_of(*merges) : std::vector<std::string_view>();
@@ -62,7 +62,7 @@ void make_tokenizer(BytePairTokenizer* self, const nb::tuple& tokens,
     if (merges) {
       self->set_merges(merge_views);
     } else {
-      self->set_scores(scores, is_piece);
+      self->set_scores(scores, no_pieces);
     }
   } catch (...) {
     self->~BytePairTokenizer();
@@ -100,7 +100,7 @@ std::vector<std::string> matches(const std::string& pattern, const std::string& 
 void bind_text(nb::module_& module) {
   nb::class_<BytePairTokenizer>(module, "BytePairTokenizer")
       .def("__init__", &make_tokenizer, "tokens"_a, nb::kw_only(), "added"_a, "patterns"_a, "merges"_a.none(),
-           "scores"_a, "is_piece"_a, "byte_level"_a, "space_prefix"_a, "escape_spaces"_a, "drop_unmatched"_a,
+           "scores"_a, "no_pieces"_a, "byte_level"_a, "space_prefix"_a, "escape_spaces"_a, "drop_unmatched"_a,
            "ignore_merges"_a, "byte_fallback"_a, "unknown_id"_a.none())
       .def_prop_ro("num_tokens", [](const BytePairTokenizer& self) { return self.vocabulary().size(); })
       .def("encode", &encode, "text"_a, "parse_control"_a)

@@ -39,8 +39,8 @@ class BytePairTokenizer {
 
   // One of them, before the first text; see PairMerges and ScoreMerges.
   void set_merges(const std::vector<std::string_view>& merges) { merges_.emplace<PairMerges>(vocabulary_, merges); }
-  void set_scores(const std::vector<double>& scores, const std::vector<bool>& is_piece) {
-    merges_.emplace<ScoreMerges>(vocabulary_, scores, is_piece);
+  void set_scores(const std::vector<double>& scores, const std::vector<int32_t>& no_pieces) {
+    merges_.emplace<ScoreMerges>(vocabulary_, scores, no_pieces);
   }
 
   const Vocabulary& vocabulary() const { return vocabulary_; }

@@ -56,10 +56,10 @@ size_t PairMerges::place(int32_t left, int32_t right) const {
 }
 
 ScoreMerges::ScoreMerges(const Vocabulary& vocabulary, const std::vector<double>& scores,
-                         const std::vector<bool>& is_piece)
+                         const std::vector<int32_t>& no_pieces)
     : vocabulary_(vocabulary), ranks_(scores.size(), kNoPiece) {
   const auto count = static_cast<size_t>(vocabulary.size());
-  if (scores.size() != count || is_piece.size() != count) {
+  if (scores.size() != count) {
     throw std::invalid_argument("`" + std::to_string(count) + "` tokens with `" + std::to_string(scores.size()) +
                                 "` scores");
   }
@@ -68,9 +68,14 @@ ScoreMerges::ScoreMerges(const Vocabulary& vocabulary, const std::vector<double>
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
   size_t longest = 0;
   for (size_t rank = 0; rank < count; ++rank) {
-    if (!is_piece[order[rank]]) continue;
     ranks_[order[rank]] = static_cast<uint32_t>(rank);
     longest = std::max(longest, vocabulary.text(order[rank]).size());
+  }
+  for (const int32_t id : no_pieces) {
+    if (id < 0 || static_cast<size_t>(id) >= count) {
+      throw std::invalid_argument("there is no token `" + std::to_string(id) + "`");
+    }
+    ranks_[id] = kNoPiece;
   }
   powers_.assign(longest + 1, 1);
   for (size_t i = 1; i <= longest; ++i) powers_[i] = powers_[i - 1] * kHashBase;

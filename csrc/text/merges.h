@@ -45,9 +45,9 @@ class PairMerges {
 
 class ScoreMerges {
  public:
-  // Of each token: its score, and whether it is a piece. Control, unknown and byte tokens are none: text makes none.
-  // Throws std::invalid_argument unless there is one of each.
-  ScoreMerges(const Vocabulary& vocabulary, const std::vector<double>& scores, const std::vector<bool>& is_piece);
+  // scores: of each token. no_pieces: tokens that no merge has (control, unknown and byte tokens: text makes none).
+  // Throws std::invalid_argument unless there is one score for each, or for an id beyond the tokens.
+  ScoreMerges(const Vocabulary& vocabulary, const std::vector<double>& scores, const std::vector<int32_t>& no_pieces);
 
   // The text of one word, which must outlive its merging.
   class Word {

@@ -120,7 +120,7 @@ def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary)
         facts,
         rule,
         scores=scores,
-        is_piece=[kind not in (CONTROL, UNKNOWN, BYTE) for kind in vocabulary.types],
+        no_pieces=vocabulary.of_type(CONTROL, UNKNOWN, BYTE),
         unknown_id=read_token_id(metadata, "unknown", vocabulary) or 0,
     )
 
@@ -133,10 +133,10 @@ def _byte_pair_tokenizer(
     *,
     merges: tuple[str, ...] | None = None,
     scores: Sequence[float] = (),
-    is_piece: Sequence[bool] = (),
+    no_pieces: Sequence[int] = (),
     unknown_id: int | None = None,
 ) -> Tokenizer:
-    """merges, best first, or scores and is_piece of each token. Added tokens are cut out first, and each stretch of
+    """merges, best first, or scores; no_pieces: what scores make of no text. Added tokens are cut out first, and each stretch of
     text between them gets its own space prefix, as in llama.cpp."""
     strips = _strip_rules(metadata)
     controls = _added_tokens(vocabulary)
@@ -147,7 +147,7 @@ def _byte_pair_tokenizer(
             patterns=rule.patterns,
             merges=merges,
             scores=scores,
-            is_piece=is_piece,
+            no_pieces=no_pieces,
             byte_level=rule.byte_level,
             space_prefix=facts.add_space_prefix,
             escape_spaces=rule.escape_spaces,

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pelton.errors import TokenizerError
 from pelton.text.tokenizer import PieceStyle, TokenizerFacts
@@ -38,8 +39,13 @@ class Vocabulary:
     types: list[int]
     ids: dict[str, int]
 
+    @cached_property
+    def _special(self) -> dict[int, int]:
+        return {token_id: kind for token_id, kind in enumerate(self.types) if kind != NORMAL}
+
     def of_type(self, *types: int) -> list[int]:
-        return [token_id for token_id, kind in enumerate(self.types) if kind in types]
+        """Ids in order; not of normal tokens."""
+        return [token_id for token_id, kind in self._special.items() if kind in types]
 
 
 def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
