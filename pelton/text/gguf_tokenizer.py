@@ -17,6 +17,7 @@ from pelton.errors import TokenizerError, UnsupportedModelError
 from pelton.text.gguf_vocabulary import (
     BYTE,
     CONTROL,
+    NATIVE_MODELS,
     UNKNOWN,
     USER_DEFINED,
     Vocabulary,
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 # Matching a word of WordPiece takes time quadratic in its length: the limit is BERT's, and a defence.
 _MAX_WORD_CHARACTERS = 100
-_SUPPORTED_MODELS = ("gpt2", "gemma4", "whitespace", "llama", "bert")
+_SUPPORTED_MODELS = (*NATIVE_MODELS, "bert")
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, object]) -> Tokenizer:
@@ -136,8 +137,10 @@ def _byte_pair_tokenizer(
     no_pieces: Sequence[int] = (),
     unknown_id: int | None = None,
 ) -> Tokenizer:
-    """merges, best first, or scores; no_pieces: what scores make of no text. Added tokens are cut out first, and each stretch of
-    text between them gets its own space prefix, as in llama.cpp."""
+    """merges: best first; None: scores of each token, of which text makes no no_pieces.
+
+    Added tokens are cut out first, and each stretch of text between them gets its own space prefix, as in llama.cpp.
+    """
     strips = _strip_rules(metadata)
     controls = _added_tokens(vocabulary)
     try:

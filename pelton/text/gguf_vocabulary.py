@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 # Values of `tokenizer.ggml.token_type`.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+# Values of `tokenizer.ggml.model` whose token ids are made natively; the `tokenizers` library makes those of the rest.
+NATIVE_MODELS = ("gpt2", "gemma4", "whitespace", "llama")
 _BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 # Tokens that end a generation whatever the file calls them: many files name only one of several.
