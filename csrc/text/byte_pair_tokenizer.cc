@@ -35,9 +35,9 @@ std::vector<AddedToken> plain(std::vector<AddedToken> tokens) {
   return tokens;
 }
 
-const std::vector<AddedToken>& checked(const std::vector<AddedToken>& added, size_t num_tokens) {
+const std::vector<AddedToken>& checked(const std::vector<AddedToken>& added, int32_t num_tokens) {
   for (const AddedToken& token : added) {
-    if (token.id < 0 || static_cast<size_t>(token.id) >= num_tokens) {
+    if (token.id < 0 || token.id >= num_tokens) {
       throw std::invalid_argument("there is no token `" + std::to_string(token.id) + "`");
     }
   }
@@ -74,21 +74,22 @@ void cut(const Pattern& pattern, bool drop_unmatched, std::vector<std::string_vi
 
 }  // namespace
 
-BytePairTokenizer::BytePairTokenizer(const std::vector<std::string_view>& tokens, const std::vector<AddedToken>& added,
-                                     BytePairRules rules)
-    : vocabulary_(tokens),
+BytePairTokenizer::BytePairTokenizer(std::shared_ptr<const Vocabulary> vocabulary, const std::vector<AddedToken>& added,
+                                     BytePairRules rules, Merges merges)
+    : vocabulary_(std::move(vocabulary)),
       rules_(std::move(rules)),
       patterns_(rules_.patterns.begin(), rules_.patterns.end()),
-      all_added_(vocabulary_, checked(added, tokens.size())),
-      plain_added_(vocabulary_, plain(added)),
+      all_added_(*vocabulary_, checked(added, vocabulary_->size())),
+      plain_added_(*vocabulary_, plain(added)),
+      merges_(std::move(merges)),
       byte_characters_(byte_characters()) {
-  if (rules_.unknown_id != kNoToken && (rules_.unknown_id < 0 || rules_.unknown_id >= vocabulary_.size())) {
+  if (rules_.unknown_id != kNoToken && (rules_.unknown_id < 0 || rules_.unknown_id >= vocabulary_->size())) {
     throw std::invalid_argument("there is no token `" + std::to_string(rules_.unknown_id) + "`");
   }
   for (int byte = 0; byte < 256; ++byte) {
     char spelled[8];
     std::snprintf(spelled, sizeof spelled, "<0x%02X>", byte);
-    byte_ids_[byte] = vocabulary_.find(rules_.byte_level ? byte_characters_[byte] : spelled);
+    byte_ids_[byte] = vocabulary_->find(rules_.byte_level ? byte_characters_[byte] : spelled);
   }
 }
 
@@ -125,7 +126,7 @@ void BytePairTokenizer::encode_word(std::string_view word, std::vector<int32_t>&
     if (rules_.byte_level) {
       for (const char byte : word) spelled += byte_characters_[static_cast<uint8_t>(byte)];
     }
-    const int32_t id = vocabulary_.find(rules_.byte_level ? spelled : word);
+    const int32_t id = vocabulary_->find(rules_.byte_level ? spelled : word);
     if (id != kNoToken) {
       ids.push_back(id);
       return;
@@ -168,7 +169,7 @@ std::vector<Symbol> BytePairTokenizer::character_symbols(std::string_view word) 
     next_character(word, at);
     const auto end = static_cast<int32_t>(at);
     const std::string_view character = word.substr(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-    const int32_t id = vocabulary_.find(character);
+    const int32_t id = vocabulary_->find(character);
     if (id != kNoToken) {
       end_run();
       symbols.push_back({id, begin, end, 0, 0});

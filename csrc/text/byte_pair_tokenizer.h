@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -29,21 +30,17 @@ struct BytePairRules {
   int32_t unknown_id = kNoToken;      // what else it becomes, one for a run of them; kNoToken: it is left out
 };
 
+using Merges = std::variant<std::monostate, PairMerges, ScoreMerges>;
+
 class BytePairTokenizer {
  public:
-  // Throws std::invalid_argument for an id beyond the tokens or a pattern that is not known.
-  BytePairTokenizer(const std::vector<std::string_view>& tokens, const std::vector<AddedToken>& added,
-                    BytePairRules rules);
+  // merges: made for this vocabulary. Throws std::invalid_argument for an id beyond the tokens or a pattern that is not
+  // known.
+  BytePairTokenizer(std::shared_ptr<const Vocabulary> vocabulary, const std::vector<AddedToken>& added,
+                    BytePairRules rules, Merges merges);
   BytePairTokenizer(const BytePairTokenizer&) = delete;
   BytePairTokenizer& operator=(const BytePairTokenizer&) = delete;
 
-  // One of them, before the first text; see PairMerges and ScoreMerges.
-  void set_merges(const std::vector<std::string_view>& merges) { merges_.emplace<PairMerges>(vocabulary_, merges); }
-  void set_scores(const std::vector<double>& scores, const std::vector<int32_t>& no_pieces) {
-    merges_.emplace<ScoreMerges>(vocabulary_, scores, no_pieces);
-  }
-
-  const Vocabulary& vocabulary() const { return vocabulary_; }
   // text: valid UTF-8 of less than 2 GiB. parse_control: control tokens that the text spells are read as such.
   // Throws std::invalid_argument for text that is longer.
   std::vector<int32_t> encode(std::string_view text, bool parse_control) const;
@@ -55,11 +52,11 @@ class BytePairTokenizer {
   std::vector<Symbol> character_symbols(std::string_view word) const;
   bool fall_back(std::string_view character, int32_t begin, std::vector<Symbol>& symbols) const;
 
-  Vocabulary vocabulary_;
+  std::shared_ptr<const Vocabulary> vocabulary_;
   BytePairRules rules_;
   std::vector<Pattern> patterns_;
   AddedTokens all_added_, plain_added_;
-  std::variant<std::monostate, PairMerges, ScoreMerges> merges_;
+  Merges merges_;
   std::array<std::string, 256> byte_characters_;
   std::array<int32_t, 256> byte_ids_;  // of the byte's character, or of `<0xNN>`
 };

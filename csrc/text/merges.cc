@@ -57,7 +57,7 @@ size_t PairMerges::place(int32_t left, int32_t right) const {
 
 ScoreMerges::ScoreMerges(const Vocabulary& vocabulary, const std::vector<double>& scores,
                          const std::vector<int32_t>& no_pieces)
-    : vocabulary_(vocabulary), ranks_(scores.size(), kNoPiece) {
+    : vocabulary_(&vocabulary), ranks_(scores.size(), kNoPiece) {
   const auto count = static_cast<size_t>(vocabulary.size());
   if (scores.size() != count) {
     throw std::invalid_argument("`" + std::to_string(count) + "` tokens with `" + std::to_string(scores.size()) +
@@ -93,7 +93,7 @@ Merge ScoreMerges::Word::find(const Symbol& left, const Symbol& right) const {
   const auto length = static_cast<size_t>(right.end - left.begin);
   if (length >= rule_.powers_.size() || ranks[left.id] == kNoPiece || ranks[right.id] == kNoPiece) return kNoMerge;
   const uint64_t hash = hashes_[right.end] - hashes_[left.begin] * rule_.powers_[length];
-  const int32_t id = rule_.vocabulary_.find(hash, text_.substr(static_cast<size_t>(left.begin), length));
+  const int32_t id = rule_.vocabulary_->find(hash, text_.substr(static_cast<size_t>(left.begin), length));
   return id == kNoToken || ranks[id] == kNoPiece ? kNoMerge : Merge{ranks[id], id};
 }
 

@@ -45,7 +45,7 @@ class PairMerges {
 
 class ScoreMerges {
  public:
-  // scores: of each token. no_pieces: tokens that no merge has (control, unknown and byte tokens: text makes none).
+  // vocabulary: must outlive this. scores: of each token. no_pieces: tokens that no merge has (control, unknown and byte tokens: text makes none).
   // Throws std::invalid_argument unless there is one score for each, or for an id beyond the tokens.
   ScoreMerges(const Vocabulary& vocabulary, const std::vector<double>& scores, const std::vector<int32_t>& no_pieces);
 
@@ -63,7 +63,7 @@ class ScoreMerges {
 
  private:
   static constexpr uint32_t kNoPiece = UINT32_MAX;
-  const Vocabulary& vocabulary_;
+  const Vocabulary* vocabulary_;
   std::vector<uint32_t> ranks_;  // kNoPiece: no merge has it
   std::vector<uint64_t> powers_;
 };

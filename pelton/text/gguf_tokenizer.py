@@ -26,7 +26,7 @@ from pelton.text.gguf_vocabulary import (
     read_flag,
     read_token_id,
     read_vocabulary,
-    string_list,
+    string_array,
 )
 from pelton.text.library_backend import LibraryBackend
 from pelton.text.native_backend import NativeBackend
@@ -76,13 +76,13 @@ def _build_bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, name: obj
     style = PieceStyle.BYTE_CHARACTERS if rule.byte_level else PieceStyle.SPACE_MARKS
     facts = read_facts(metadata, vocabulary, style, add_bos=rule.add_bos, unverified=unverified)
     if rule.byte_level:
-        lost = bytes(byte for character, byte in byte_of_character().items() if character not in vocabulary.ids)
+        lost = bytes(byte for character, byte in byte_of_character().items() if character not in vocabulary)
         facts = replace(facts, lost_bytes=lost)
     if name == "gemma4" and not facts.add_bos and facts.bos_token_id is not None:
         logger.warning("tokenizer: the file asks for no BOS, but Gemma 4 was trained with one before every text: added")
         facts = replace(facts, add_bos=True)
     return _byte_pair_tokenizer(
-        metadata, vocabulary, facts, rule, merges=tuple(string_list(metadata, "tokenizer.ggml.merges"))
+        metadata, vocabulary, facts, rule, merges=string_array(metadata, "tokenizer.ggml.merges")
     )
 
 
@@ -103,7 +103,7 @@ def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary)
 
     Control, unknown and byte tokens are no pieces: text makes none.
     """
-    scores = number_list(metadata, "tokenizer.ggml.scores", len(vocabulary.tokens))
+    scores = number_list(metadata, "tokenizer.ggml.scores", len(vocabulary))
     add_space_prefix = read_flag(metadata, "add_space_prefix", True)
     facts = read_facts(
         metadata,
@@ -132,7 +132,7 @@ def _byte_pair_tokenizer(
     facts: TokenizerFacts,
     rule: PreTokenizer,
     *,
-    merges: tuple[str, ...] | None = None,
+    merges: _native.Strings | None = None,
     scores: Sequence[float] = (),
     no_pieces: Sequence[int] = (),
     unknown_id: int | None = None,
@@ -145,8 +145,8 @@ def _byte_pair_tokenizer(
     controls = _added_tokens(vocabulary)
     try:
         native = _native.BytePairTokenizer(
-            tuple(vocabulary.tokens),
-            added=[(token_id, control, *strips(vocabulary.tokens[token_id])) for token_id, control in controls.items()],
+            vocabulary.native,
+            added=[(token_id, control, *strips(vocabulary.text(token_id))) for token_id, control in controls.items()],
             patterns=rule.patterns,
             merges=merges,
             scores=scores,
@@ -161,7 +161,7 @@ def _byte_pair_tokenizer(
         )
     except ValueError as error:
         raise TokenizerError(f"`tokenizer.ggml.merges` does not fit the vocabulary: {error}") from error
-    return Tokenizer(NativeBackend(native, facts, controls), facts)
+    return Tokenizer(NativeBackend(vocabulary.native, native, facts, controls), facts)
 
 
 def _added_tokens(vocabulary: Vocabulary) -> dict[int, bool]:
@@ -177,12 +177,12 @@ def _build_wordpiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> 
     # The file marks what starts a word; the library marks what continues one.
     spelled = [
         text if kind in (CONTROL, UNKNOWN, USER_DEFINED) else text[1:] if text.startswith(SPACE_MARK) else "##" + text
-        for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        for text, kind in zip(vocabulary.texts(), vocabulary.types, strict=True)
     ]
     ids = dict(zip(spelled, range(len(spelled)), strict=True))
     if len(ids) != len(spelled):
         raise TokenizerError("two tokens of the WordPiece vocabulary are spelled alike")
-    vocabulary = Vocabulary(spelled, vocabulary.types, ids)
+    vocabulary = Vocabulary(_native.Vocabulary(_native.Strings(tuple(spelled))), vocabulary.types)
     unknown = read_token_id(metadata, "unknown", vocabulary)
     if unknown is None:
         raise TokenizerError("the file has no `tokenizer.ggml.unknown_token_id`, which WordPiece needs")
@@ -214,7 +214,7 @@ def _finish(
     strips = _strip_rules(metadata)
     added = []
     for token_id, is_control in _added_tokens(vocabulary).items():
-        text = vocabulary.tokens[token_id]
+        text = vocabulary.text(token_id)
         lstrip, rstrip = strips(text)
         added.append(AddedToken(text, lstrip=lstrip, rstrip=rstrip, normalized=False, special=is_control))
     backend.add_tokens(added)

@@ -14,10 +14,15 @@ class NativeBackend:
     native = True
 
     def __init__(
-        self, tokenizer: _native.BytePairTokenizer, facts: TokenizerFacts, added_tokens: Mapping[int, bool]
+        self,
+        vocabulary: _native.Vocabulary,
+        tokenizer: _native.BytePairTokenizer,
+        facts: TokenizerFacts,
+        added_tokens: Mapping[int, bool],
     ) -> None:
+        self._vocabulary = vocabulary
         self._tokenizer = tokenizer
-        self.num_tokens = tokenizer.num_tokens
+        self.num_tokens = len(vocabulary)
         self.added_tokens = added_tokens
         self._before = [facts.bos_token_id] if facts.add_bos and facts.bos_token_id is not None else []
         self._after = [facts.eos_token_id] if facts.add_eos and facts.eos_token_id is not None else []
@@ -27,4 +32,4 @@ class NativeBackend:
         return [*self._before, *ids, *self._after] if add_special else ids
 
     def token(self, token_id: int) -> str | None:
-        return self._tokenizer.token(token_id)
+        return self._vocabulary.text(token_id)

@@ -1,5 +1,7 @@
 // Patterns and the tokenizer on text that nobody would write: no read or write goes astray, and nothing is lost.
 #include <cstdint>
+#include <cstdio>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -95,13 +97,15 @@ TEST(text_tokens_spell_the_text) {
   BytePairRules rules;
   rules.byte_fallback = true;
   rules.unknown_id = 0;
-  BytePairTokenizer tokenizer(views, {{0, true, false, false}, {1, false, true, false}, {2, false, false, true}}, rules);
-  tokenizer.set_scores(scores, {0});
+  const auto vocabulary = std::make_shared<const Vocabulary>(views);
+  const BytePairTokenizer tokenizer(vocabulary,
+                                    {{0, true, false, false}, {1, false, true, false}, {2, false, false, true}}, rules,
+                                    ScoreMerges(*vocabulary, scores, {0}));
   Random random{3};
   for (int i = 0; i < 300; ++i) {
     const std::string text = text_of(random, random.below(100));
     std::string spelled;
-    for (const int32_t id : tokenizer.encode(text, i % 2 == 0)) spelled += tokenizer.vocabulary().text(id);
+    for (const int32_t id : tokenizer.encode(text, i % 2 == 0)) spelled += vocabulary->text(id);
     CHECK(spelled.size() <= text.size());  // spaces beside added tokens are swallowed
   }
 }

@@ -196,8 +196,8 @@ def test_unknown_patterns_are_refused(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"merges": ("a bc",)}, "token `bc` of merge 0 is not in the vocabulary"),
-        ({"merges": ("ab",)}, "not two tokens"),
+        ({"merges": _native.Strings(("a bc",))}, "token `bc` of merge 0 is not in the vocabulary"),
+        ({"merges": _native.Strings(("ab",))}, "not two tokens"),
         ({"merges": None, "scores": [1.0]}, "`3` tokens with `1` scores"),
         ({"merges": None, "scores": [1.0] * 3, "no_pieces": [3]}, "no token `3`"),
         ({"added": [(3, True, False, False)]}, "no token `3`"),
@@ -205,11 +205,18 @@ def test_unknown_patterns_are_refused(pattern: str) -> None:
     ],
 )
 def test_impossible_vocabularies_are_refused(changed: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"added": [], "patterns": [], "merges": (), "scores": [], "no_pieces": []}
+    arguments: dict[str, Any] = {
+        "added": [],
+        "patterns": [],
+        "merges": _native.Strings(()),
+        "scores": [],
+        "no_pieces": [],
+    }
     flags = ("byte_level", "space_prefix", "escape_spaces", "drop_unmatched", "ignore_merges", "byte_fallback")
     arguments |= dict.fromkeys(flags, False) | {"unknown_id": None}
+    vocabulary = _native.Vocabulary(_native.Strings(("a", "b", "ab")))
     with pytest.raises(ValueError, match=message):
-        _native.BytePairTokenizer(("a", "b", "ab"), **arguments | changed)
+        _native.BytePairTokenizer(vocabulary, **arguments | changed)
 
 
 @pytest.mark.model
