@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pelton.errors import CheckpointError
-from pelton.loaded_model import read_generation_config
+from pelton import _native
+from pelton.config import load_settings
+from pelton.errors import CheckpointError, UnsupportedModelError
+from pelton.loaded_model import load_model, read_generation_config
+from tests.gguf_copies import LLAMA, copy_gguf
 
 
 def written(folder: Path, content: bytes) -> Path:
@@ -44,3 +47,10 @@ def test_a_file_that_cannot_be_is_named(tmp_path: Path, content: bytes) -> None:
     file = written(tmp_path, content)
     with pytest.raises(CheckpointError, match=r"generation_config\.json` can't be used"):
         read_generation_config(file)
+
+
+def test_a_tokenizer_that_can_not_be_made_gives_the_weights_back(tmp_path: Path) -> None:
+    path = copy_gguf(LLAMA, tmp_path / "model.gguf", {"tokenizer.ggml.model": "rwkv"})
+    with pytest.raises(UnsupportedModelError, match="tokenizer model `rwkv`"):
+        load_model(load_settings({"model": str(path)}))
+    assert _native.memory_ledger().keys() <= {"scratch"}  # of the team, which the traceback keeps
