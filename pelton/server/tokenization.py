@@ -16,18 +16,16 @@ from starlette.responses import Response
 
 from pelton.errors import ChatTemplateError
 from pelton.server.app import Route
-from pelton.server.context import ServerContext, record_of
-from pelton.server.openai.decode import bad_request, decode_request
-from pelton.server.openai.messages import template_messages
-from pelton.server.openai.models import served_model
-from pelton.server.openai.schemas import MAX_PROMPT_TOKENS, Messages, TemplateArguments, TokenId
-from pelton.text.tokenizer import Tokenizer
+from pelton.server.context import ServerContext
+from pelton.server.openai.decode import bad_request
+from pelton.server.openai.incoming import read_request
+from pelton.server.openai.messages import template_call
+from pelton.server.openai.schemas import MAX_PROMPT_TOKENS, Messages, ModelRequest, TemplateArguments, TokenId
 
 
-class TokenizeRequest(Struct, kw_only=True):
+class TokenizeRequest(ModelRequest, kw_only=True):
     """Either a prompt or messages. add_special_tokens: BOS and EOS as the model wants them; only for a prompt."""
 
-    model: Annotated[str, Meta(max_length=1024)] | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
@@ -44,9 +42,8 @@ class TokenizeAnswer(Struct, kw_only=True):
     token_strs: list[str] | UnsetType = UNSET
 
 
-class DetokenizeRequest(Struct, kw_only=True):
+class DetokenizeRequest(ModelRequest, kw_only=True):
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_PROMPT_TOKENS)]
-    model: Annotated[str, Meta(max_length=1024)] | None = None
 
 
 class DetokenizeAnswer(Struct):
@@ -68,17 +65,12 @@ class TokenizerInfo(Struct, kw_only=True):
 
 
 async def tokenize(http_request: Request, context: ServerContext) -> Response:
-    body = await http_request.body()
-    decoded = decode_request(body, TokenizeRequest, is_strict=context.settings.strict_params)
-    record = record_of(http_request)
-    record.ignored_params = decoded.ignored
-    record.model = served_model(decoded.request.model, context)
-    tokens = await _token_ids(decoded.request, context)
-    tokenizer = context.llm.text.tokenizer
+    incoming = await read_request(http_request, context, TokenizeRequest)
+    tokens = await _token_ids(incoming.request, context)
     answer = TokenizeAnswer(count=len(tokens), max_model_len=context.llm.limits.max_model_len, tokens=tokens)
-    if decoded.request.return_token_strs:
-        answer.token_strs = [tokenizer.token_text(token_id) for token_id in tokens]
-    return Response(msgspec.json.encode(answer), headers=decoded.headers, media_type="application/json")
+    if incoming.request.return_token_strs:
+        answer.token_strs = [context.llm.text.tokenizer.token_text(token_id) for token_id in tokens]
+    return Response(msgspec.json.encode(answer), headers=incoming.headers, media_type="application/json")
 
 
 async def _token_ids(request: TokenizeRequest, context: ServerContext) -> list[int]:
@@ -94,34 +86,24 @@ async def _token_ids(request: TokenizeRequest, context: ServerContext) -> list[i
             parse_special=True,
         )
         return await asyncio.to_thread(encode)
-    continues = bool(request.continue_final_message)
-    knows_developer = text.chat_template is not None and "developer" in text.chat_template.source
-    encode_chat = partial(
-        text.encode_chat,
-        template_messages(request.messages or [], knows_developer=knows_developer),
-        add_generation_prompt=not continues and request.add_generation_prompt is not False,
-        continue_final_message=continues,
+    call = template_call(
+        request.messages or [],
+        text.chat_template,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
         chat_template_kwargs=request.chat_template_kwargs,
     )
     try:
-        return (await asyncio.to_thread(encode_chat))[1]
+        return (await asyncio.to_thread(partial(text.encode_chat, **call)))[1]
     except ChatTemplateError as error:
         raise bad_request(error.message, "messages") from error
 
 
 async def detokenize(http_request: Request, context: ServerContext) -> Response:
-    body = await http_request.body()
-    decoded = decode_request(body, DetokenizeRequest, is_strict=context.settings.strict_params)
-    record_of(http_request).model = served_model(decoded.request.model, context)
-    tokenizer = context.llm.text.tokenizer
-    prompt = await asyncio.to_thread(_decode, tokenizer, decoded.request.tokens)
-    return Response(
-        msgspec.json.encode(DetokenizeAnswer(prompt)), headers=decoded.headers, media_type="application/json"
-    )
-
-
-def _decode(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    return tokenizer.decode(tokens, skip_special=False)
+    incoming = await read_request(http_request, context, DetokenizeRequest)
+    decode = partial(context.llm.text.tokenizer.decode, incoming.request.tokens, skip_special=False)
+    answer = DetokenizeAnswer(await asyncio.to_thread(decode))
+    return Response(msgspec.json.encode(answer), headers=incoming.headers, media_type="application/json")
 
 
 async def tokenizer_info(http_request: Request, context: ServerContext) -> Response:

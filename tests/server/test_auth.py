@@ -142,6 +142,7 @@ def test_without_a_key_only_our_own_names_are_answered(host: str, status: int) -
         ("https://evil.example", 403),
         ("http://127.0.0.1.evil.example", 403),
         ("http://[", 403),
+        ("null", 403),
         ("http://localhost:3000", 200),
         ("app://desktop", 200),
         ("https://friend.example", 200),

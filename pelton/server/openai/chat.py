@@ -10,12 +10,11 @@ from starlette.responses import Response
 
 from pelton.errors import ChatTemplateError, ContextLengthError
 from pelton.outputs import CompletionOutput, RequestOutput
-from pelton.server.context import ServerContext, record_of
-from pelton.server.openai.decode import bad_request, decode_request
+from pelton.server.context import ServerContext
 from pelton.server.openai.documents import AssistantAnswer, ChatChoice, ChatCompletion, ChatLogprobs
+from pelton.server.openai.incoming import read_request
 from pelton.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from pelton.server.openai.messages import template_messages
-from pelton.server.openai.models import served_model
+from pelton.server.openai.messages import template_call
 from pelton.server.openai.prompts import ChoiceParts, EncodedPrompt, encoded_prompt
 from pelton.server.openai.reply import Reply
 from pelton.server.openai.sampling import chat_wish, check_stream, unencodable
@@ -24,41 +23,32 @@ from pelton.server.openai.stream import ChunkWriter
 
 
 async def create_chat_completion(http_request: Request, context: ServerContext) -> Response:
-    body = await http_request.body()
-    decoded = decode_request(body, ChatCompletionRequest, is_strict=context.settings.strict_params)
-    record = record_of(http_request)
-    record.ignored_params = decoded.ignored
-    record.model = served_model(decoded.request.model, context)
-    check_stream(decoded.request)
-    prompt = await _encode(decoded.request, context)
-    return await ChatReply(http_request, context, decoded.request, [prompt]).send(decoded.headers)
+    incoming = await read_request(http_request, context, ChatCompletionRequest)
+    check_stream(incoming.request)
+    prompt = await _encode(incoming.request, context)
+    return await ChatReply(http_request, context, incoming, [prompt]).send()
 
 
 async def _encode(request: ChatCompletionRequest, context: ServerContext) -> EncodedPrompt:
     wish = chat_wish(request, context.settings.max_tokens_default)
-    continues = bool(request.continue_final_message)
-    if continues and request.add_generation_prompt:
-        raise bad_request(
-            "`continue_final_message` continues a message, `add_generation_prompt` begins one", "continue_final_message"
-        )
-    template = context.llm.text.chat_template
-    knows_developer = template is not None and "developer" in template.source
     arguments = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", request.reasoning_effort)
+    call = template_call(
+        request.messages,
+        context.llm.text.chat_template,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        chat_template_kwargs=arguments,
+    )
     try:
-        text, token_ids = await context.llm.encode_chat(
-            template_messages(request.messages, knows_developer=knows_developer),
-            add_generation_prompt=not continues and request.add_generation_prompt is not False,
-            continue_final_message=continues,
-            chat_template_kwargs=arguments,
-        )
+        text, token_ids = await context.llm.encode_chat(**call)
     except (ChatTemplateError, ContextLengthError) as error:
         raise unencodable(error, "messages", wish, context.llm.limits.max_model_len) from error
     return encoded_prompt(request, wish, text, token_ids, context.llm)
 
 
-class ChatReply(Reply):
+class ChatReply(Reply[ChatCompletionRequest]):
     id_prefix = "chatcmpl"
     chunk_kind = "chat.completion.chunk"
 
@@ -88,7 +78,7 @@ class ChatReply(Reply):
 
     def first_chunks(self, writer: ChunkWriter, prompt: int, output: RequestOutput) -> bytes:
         token_ids = self.encoded[0].token_ids if self.request.return_token_ids else None
-        return b"".join(writer.role(index, token_ids) for index in range(self.num_per_prompt))
+        return b"".join(writer.role(index, None if index else token_ids) for index in range(self.num_per_prompt))
 
     def logprobs(self, index: int, part: CompletionOutput) -> ChatLogprobs | None:
         num_top = self.encoded[0].sampling.logprobs

@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from pelton.errors import ContextLengthError
 from pelton.outputs import CompletionOutput, RequestOutput
-from pelton.server.context import ServerContext, record_of
-from pelton.server.openai.decode import bad_request, decode_request
+from pelton.server.context import ServerContext
+from pelton.server.openai.decode import bad_request
 from pelton.server.openai.documents import Completion, CompletionChoice, CompletionLogprobs
+from pelton.server.openai.incoming import Incoming, read_request
 from pelton.server.openai.logprobs import CompletionLogprobsWriter, prompt_logprobs
-from pelton.server.openai.models import served_model
 from pelton.server.openai.prompts import ChoiceParts, EncodedPrompt, encoded_prompt
 from pelton.server.openai.reply import Reply
 from pelton.server.openai.sampling import check_stream, completion_wish, unencodable
@@ -23,14 +23,10 @@ from pelton.server.openai.stream import ChunkWriter
 
 
 async def create_completion(http_request: Request, context: ServerContext) -> Response:
-    body = await http_request.body()
-    decoded = decode_request(body, CompletionRequest, is_strict=context.settings.strict_params)
-    record = record_of(http_request)
-    record.ignored_params = decoded.ignored
-    record.model = served_model(decoded.request.model, context)
-    check_stream(decoded.request)
-    prompts = await _encode(decoded.request, context)
-    return await CompletionReply(http_request, context, decoded.request, prompts).send(decoded.headers)
+    incoming = await read_request(http_request, context, CompletionRequest)
+    check_stream(incoming.request)
+    prompts = await _encode(incoming.request, context)
+    return await CompletionReply(http_request, context, incoming, prompts).send()
 
 
 def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
@@ -61,15 +57,19 @@ async def _encode(request: CompletionRequest, context: ServerContext) -> list[En
     return encoded
 
 
-class CompletionReply(Reply):
+class CompletionReply(Reply[CompletionRequest]):
     id_prefix = "cmpl"
     chunk_kind = "text_completion"
-    request: CompletionRequest
 
     def __init__(
-        self, http_request: Request, context: ServerContext, request: CompletionRequest, prompts: list[EncodedPrompt]
+        self,
+        http_request: Request,
+        context: ServerContext,
+        incoming: Incoming[CompletionRequest],
+        prompts: list[EncodedPrompt],
     ) -> None:
-        super().__init__(http_request, context, request, prompts, hides_answer=request.max_tokens == 0)
+        request = incoming.request
+        super().__init__(http_request, context, incoming, prompts, hides_answer=request.max_tokens == 0)
         sampling = prompts[0].sampling
         self._logprobs_writers = [
             CompletionLogprobsWriter(request.logprobs or 0, self.tokenizer, skip_special=sampling.skip_special_tokens)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,12 +19,14 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 # Name -> values that ask for nothing, which are taken. Any other value would change the answer's meaning.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,),
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
     "chat_template": (),
     "documents": ([],),
     "dry_multiplier": (0, 0.0),
+    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "grammar": ("",),
@@ -62,20 +63,11 @@ _MAX_IGNORED_NAMES = 16
 _MAX_MESSAGE_CHARACTERS = 300
 
 
-@dataclass(frozen=True)
-class Decoded(Generic[T]):
-    """ignored: paths of fields that have no effect, fit for a header."""
+def decode_request(body: bytes, type_: type[T], *, is_strict: bool = False) -> tuple[T, tuple[str, ...]]:
+    """The request, and the paths of fields that have no effect, fit for a header.
 
-    request: T
-    ignored: tuple[str, ...]
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"X-Ignored-Params": ",".join(self.ignored)} if self.ignored else {}
-
-
-def decode_request(body: bytes, type_: type[T], *, is_strict: bool = False) -> Decoded[T]:
-    """Raises ApiError (400) for what is not JSON, not of the type, out of range, refused, or unknown if is_strict."""
+    Raises ApiError (400) for what is not JSON, not of the type, out of range, refused, or unknown if is_strict.
+    """
     try:
         request = msgspec.json.decode(body, type=type_)
         given = msgspec.json.decode(body)
@@ -94,7 +86,7 @@ def decode_request(body: bytes, type_: type[T], *, is_strict: bool = False) -> D
         ignored = (*ignored[:_MAX_IGNORED_NAMES], "(more)")
     if ignored and is_strict:
         raise bad_request(f"unknown fields: {', '.join(ignored)}", ignored[0], code="unknown_parameter")
-    return Decoded(request, ignored)
+    return request, ignored
 
 
 def bad_request(message: str, param: str | None = None, *, code: str = "invalid_value") -> ApiError:

@@ -18,6 +18,32 @@ from pelton.server.openai.schemas import (
     ToolMessage,
     UserMessage,
 )
+from pelton.text.chat_template import ChatTemplate
+
+
+def template_call(
+    messages: list[Message],
+    template: ChatTemplate | None,
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    chat_template_kwargs: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """What `encode_chat` takes. An answer begins a new message, unless it is told to continue one or to do neither.
+
+    Raises ApiError (400) as template_messages does, and if it is told to do both.
+    """
+    if continue_final_message and add_generation_prompt:
+        raise bad_request(
+            "`continue_final_message` continues a message, `add_generation_prompt` begins one", "continue_final_message"
+        )
+    knows_developer = template is not None and "developer" in template.source
+    return {
+        "messages": template_messages(messages, knows_developer=knows_developer),
+        "add_generation_prompt": not continue_final_message and add_generation_prompt is not False,
+        "continue_final_message": bool(continue_final_message),
+        "chat_template_kwargs": chat_template_kwargs or {},
+    }
 
 
 def template_messages(messages: list[Message], *, knows_developer: bool) -> list[dict[str, Any]]:

@@ -155,13 +155,16 @@ class Prompts:
                     yield index, replace(held[0], prompt_logprobs=output.prompt_logprobs)
                     for later in held[1:]:
                         yield index, later
+        if owes_logprobs:
+            for output in held:  # it has failed, and says why
+                yield index, output
 
     async def _merged(self) -> Outputs:
         """Whoever has something next. Nothing is read ahead of the reader, so that a slow one gets more at once.
 
-        No more prompts are given to the engine at a time than it runs or lets wait: a large batch is no overload.
+        No more choices are asked of the engine at a time than it runs, or lets wait: a large batch is no overload.
         """
-        limits, settings = self._context.llm.limits, self._context.settings
+        num_choices = min(self._context.llm.limits.max_num_seqs, self._context.settings.max_queue)
         waiting = iter([self._answer(index) for index in range(len(self._prompts))])
         pending: dict[asyncio.Task[tuple[int, RequestOutput]], Outputs] = {}
 
@@ -169,7 +172,7 @@ class Prompts:
             pending[asyncio.ensure_future(anext(source))] = source
 
         try:
-            for source in islice(waiting, min(limits.max_num_seqs, settings.max_queue)):
+            for source in islice(waiting, max(1, num_choices // self._prompts[0].sampling.n)):
                 read(source)
             while pending:
                 done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -11,7 +11,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -21,6 +21,7 @@ from pelton.outputs import CompletionOutput, RequestOutput
 from pelton.server.context import ServerContext, record_of
 from pelton.server.errors import error_body, from_exception
 from pelton.server.openai.documents import ChatCompletion, ChatLogprobs, Completion, CompletionLogprobs
+from pelton.server.openai.incoming import Incoming
 from pelton.server.openai.prompts import ChoiceParts, EncodedPrompt, Prompts
 from pelton.server.openai.schemas import GenerationRequest
 from pelton.server.openai.stream import ChunkWriter, Kind
@@ -29,7 +30,10 @@ from pelton.server.sse import DONE, EventStream, event
 logger = logging.getLogger(__name__)
 
 
-class Reply(ABC):
+T = TypeVar("T", bound=GenerationRequest)
+
+
+class Reply(ABC, Generic[T]):
     """Choices are numbered through all prompts: choice c of prompt p is p * n + c."""
 
     id_prefix: ClassVar[str]
@@ -39,31 +43,33 @@ class Reply(ABC):
         self,
         http_request: Request,
         context: ServerContext,
-        request: GenerationRequest,
+        incoming: Incoming[T],
         prompts: Sequence[EncodedPrompt],
         *,
         hides_answer: bool = False,
     ) -> None:
         self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.record = record_of(http_request)
-        self.model = self.record.model or ""
-        self.request = request
+        self.model = incoming.model
+        self.request = incoming.request
         self.encoded = prompts
         self.num_per_prompt = prompts[0].sampling.n
         self.tokenizer = context.llm.text.tokenizer
-        self.prompts = Prompts(http_request, context, request, self.id, prompts, hides_answer=hides_answer)
+        self.prompts = Prompts(http_request, context, self.request, self.id, prompts, hides_answer=hides_answer)
+        self._record = record_of(http_request)
+        self._headers = incoming.headers
         self._settings = context.settings
 
-    async def send(self, headers: dict[str, str]) -> Response:
+    async def send(self) -> Response:
         """Raises, while it still can be a status, what the engine refuses a prompt with."""
         if not self.request.stream:
-            return Response(msgspec.json.encode(await self._whole()), headers=headers, media_type="application/json")
+            body = msgspec.json.encode(await self._whole())
+            return Response(body, headers=self._headers, media_type="application/json")
         stream = EventStream(
             self._events(),
             ping_interval_s=self._settings.ping_interval_s,
             tell_error=self._tell_error,
-            headers=headers,
+            headers=self._headers,
         )
         return await stream.begin()
 
@@ -97,13 +103,9 @@ class Reply(ABC):
             or self._settings.always_include_usage
             or (options is not None and bool(options.include_usage))
         )
+        num_choices = len(self.encoded) * self.num_per_prompt
         writer = ChunkWriter(
-            self.chunk_kind,
-            self.id,
-            self.created,
-            self.model,
-            num_choices=len(self.encoded) * self.num_per_prompt,
-            tells_usage=tells_usage,
+            self.chunk_kind, self.id, self.created, self.model, num_choices=num_choices, tells_usage=tells_usage
         )
         begun: set[int] = set()
         async with aclosing(self.prompts.outputs()) as outputs:
@@ -130,7 +132,7 @@ class Reply(ABC):
 
     def _tell_error(self, error: Exception) -> bytes:
         told = from_exception(error)
-        self.record.error_code = told.code
+        self._record.error_code = told.code
         if told.status == 500:
-            logger.error("request %s failed in its stream", self.record.request_id, exc_info=error)
+            logger.error("request %s failed in its stream", self._record.request_id, exc_info=error)
         return event(error_body(told))

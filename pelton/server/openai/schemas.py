@@ -51,7 +51,13 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(Struct, kw_only=True):
+class ModelRequest(Struct, kw_only=True):
+    """model: any of the served names; the first if there is none."""
+
+    model: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+class GenerationRequest(ModelRequest, kw_only=True):
     """What both kinds of completion take. Defaults are the model's own generation settings, then OpenAI's.
 
     cache_salt:             requests share cached prefixes only with those of equal salt.
@@ -63,7 +69,6 @@ class GenerationRequest(Struct, kw_only=True):
     deadline_ms:            give up after so long.
     """
 
-    model: Annotated[str, Meta(max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None

@@ -45,7 +45,8 @@ class FakeLLM:
     """say: the answer of a choice of a prompt. refuse: raised in place of any answer.
 
     turn: awaited before each token of a prompt, so that a test can hold the answer there. asked: every request so far.
-    num_open: requests that have begun and not ended.
+    num_open: requests that have begun and not ended. prompt_told_at: with which token of the first choice the
+    log-probabilities of the prompt come.
     """
 
     status = "ready"
@@ -58,6 +59,7 @@ class FakeLLM:
         self.turn: Callable[[list[int]], Awaitable[object]] = lambda prompt: asyncio.sleep(0)
         self.logprobs_of: Callable[[int, int], TokenLogprobs] = made_up_logprobs
         self.num_cached_tokens = 0
+        self.prompt_told_at = 0
         self.asked: list[Asked] = []
         self.conversations: list[dict[str, Any]] = []
         self.num_open = 0
@@ -123,7 +125,7 @@ class FakeLLM:
         if sampling.logprobs is not None:
             logprobs = [self.logprobs_of(token_id, sampling.logprobs) for token_id in token_ids]
         told = None
-        if sampling.prompt_logprobs is not None and position == 0 and choice == 0 and len(prompt) > 1:
+        if sampling.prompt_logprobs is not None and position == self.prompt_told_at and choice == 0:
             told = [self.logprobs_of(token_id, sampling.prompt_logprobs) for token_id in prompt[1:]]
         times = TIMES if reason else None
         return Progress(

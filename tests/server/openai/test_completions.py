@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
 from tests.server.openai.conftest import Client
-from tests.server.openai.fake_llm import FakeLLM
+from tests.server.openai.fake_llm import FakeLLM, Said
 
 
 def test_answer_has_openais_shape(client: Client) -> None:
@@ -115,6 +116,27 @@ def test_no_tokens_with_echo_give_the_prompt_alone(client: Client, llm: FakeLLM,
         logprobs = choice["logprobs"]
     assert "".join(logprobs["tokens"]) == "Once"
     assert llm.asked[0].sampling.max_tokens == 1
+
+
+def test_prompt_is_told_first_even_if_choices_run_ahead(client: Client, llm: FakeLLM) -> None:
+    fields: dict[str, Any] = {"n": 2, "echo": True, "logprobs": 1, "max_tokens": 5}
+    expected = client.complete("Once", **fields).json["choices"]
+    llm.prompt_told_at = 3
+    assert client.complete("Once", **fields).json["choices"] == expected
+    first, second, *_ = client.complete("Once", **fields, stream=True).events
+    for index, event in enumerate((first, second)):
+        assert event["choices"][0]["index"] == index
+        assert event["choices"][0]["text"] == "Once"
+        assert "".join(event["choices"][0]["logprobs"]["tokens"]) == "Once"
+
+
+def test_failure_before_the_prompt_is_told_is_told(
+    client: Client, llm: FakeLLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    llm.prompt_told_at = 99
+    llm.say = lambda prompt, choice: Said([5, 6], "error", "logits are not numbers")
+    assert client.complete("Once", echo=True, logprobs=1).error["code"] == "generation_failed"
 
 
 def test_no_tokens_without_echo_give_nothing(client: Client) -> None:
