@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.machine import ceilings, command_of, machine_facts
+from bench.machine import ROOT, ceilings, command_of, machine_facts
 from pelton.config import StoreSettings
 from pelton.weights.reference import resolve_reference
 
-HERE = Path(__file__).parent
-WORKERS = {"pelton": HERE / "worker.py", "llama.cpp": HERE / "peer_llama_cpp.py"}
+# Ours as a module, so that it finds Pelton as this one did; the peer's environment knows nothing of us.
+WORKERS = {"pelton": ["-m", "bench.worker"], "llama.cpp": [str(ROOT / "bench" / "peer_llama_cpp.py")]}
 UNITS = {"prefill": "tokens/s", "decode": "tokens/s", "first": "s", "peak": "MB"}
 
 
@@ -32,7 +32,7 @@ def run_worker(python: str, engine: str, request: dict[str, Any]) -> dict[str, f
     """One process from its start to its end. start_to_first_token_s counts from before the interpreter starts."""
     start = time.perf_counter()
     with subprocess.Popen(
-        [python, str(WORKERS[engine]), json.dumps(request)], stdout=subprocess.PIPE, text=True
+        [python, *WORKERS[engine], json.dumps(request)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
@@ -116,7 +116,7 @@ def main() -> None:
     path = resolve_reference(arguments.model, StoreSettings.from_environment())
     longest = max([*arguments.prefill, *(c + arguments.decode for c in arguments.decode_contexts)])
     request = {
-        "model": str(path),
+        "model": str(path.resolve()),
         "threads": arguments.threads,
         "context": longest + 64,
         "prefill": arguments.prefill,

@@ -7,7 +7,7 @@ to `take`, and aborts the choice that `take` says has ended by a stop string.
 from __future__ import annotations
 
 from pelton.engine.batch import TokenLogprobs
-from pelton.engine.request import Progress
+from pelton.engine.request import Progress, RequestTimes
 from pelton.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from pelton.sampling_params import SamplingParams
 from pelton.text.detokenizer import Detokenizer
@@ -52,6 +52,10 @@ class Answer:
     def output(self) -> RequestOutput:
         """Everything so far."""
         return self._output([choice.output() for choice in self._choices], self._prompt_logprobs)
+
+    def set_times(self, choice: int, times: RequestTimes | None) -> None:
+        """Of a choice that `take` ended, whose times nobody else tells."""
+        self._choices[choice].set_times(times)
 
     def news(self) -> RequestOutput | None:
         """What came since the last call, None if nothing did. The prompt's log-probabilities are told once, whole."""
@@ -110,6 +114,9 @@ class _Choice:
 
     def output(self) -> CompletionOutput:
         return self._since(0, 0)
+
+    def set_times(self, times: RequestTimes | None) -> None:
+        self._known.times = times
 
     def news(self) -> CompletionOutput | None:
         num_tokens, is_finished = len(self._known.token_ids), self.is_finished

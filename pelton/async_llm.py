@@ -225,6 +225,7 @@ class AsyncLLM:
         with contextlib.closing(stream):
             async for progress in stream:
                 if answer.take(progress):
+                    answer.set_times(progress.choice, stream.times_of(progress.choice))
                     self.client.end_choice(stream, progress.choice)
                 news = answer.news()
                 if news is not None:

@@ -31,7 +31,8 @@ class CompletionOutput:
     finish_reason:       "stop", "length" (max_tokens, or the context is full), "abort" or "error"; None while it runs.
     stop_reason:         the stop string or stop token that ended it; None for end-of-sequence and all else.
     error:               why finish_reason is "error".
-    times:               when it was taken in, started, and so on; None while it runs, and if a stop string ended it.
+    times:               when it was taken in, started, and so on; None while it runs, and from `LLM` if a stop string
+                         ended it.
     """
 
     index: int

@@ -30,7 +30,7 @@ class TextPrompt(TypedDict):
 Prompt = str | list[int] | TokensPrompt | TextPrompt
 Message = Mapping[str, Any]
 
-_TEMPLATE_ARGUMENTS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "max_bytes"}
+_TEMPLATE_ARGUMENTS = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "max_bytes"}
 
 
 @dataclass(frozen=True)

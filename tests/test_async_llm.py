@@ -156,6 +156,12 @@ def test_a_stop_string_ends_its_choice_in_the_engine_too(tmp_path: Path) -> None
                 if part.finish_reason
             }
             assert reasons == {("stop", "met")}
+            times = [part.times for output in outputs for part in output.outputs if part.finish_reason is not None]
+            assert len(times) == 2
+            for one in times:
+                assert one is not None
+                assert one.first_token_s is not None
+                assert one.arrived_s <= one.started_s <= one.first_token_s <= one.finished_s
             while llm.stats.num_running:
                 await asyncio.sleep(0.002)
             assert llm.stats.generation_tokens_total < 2 * len((await llm.encode(TEXT))[1])

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pelton.engine.channel import ChannelError
 from pelton.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -204,14 +205,14 @@ class EngineClient:
         return max(0, self.ready.limits.max_num_seqs - taken)
 
     def _send(self, stream: EngineStream) -> None:
-        stream.is_sent = True
         if not stream.has_started:
             self._supervisor.send(stream.request)
-            return
-        self.num_replayed += 1
-        self._supervisor.send(stream.continued())
-        for choice in stream.ended_choices:
-            self._supervisor.send(AbortRequest(stream.request_id, choice))
+        else:
+            self._supervisor.send(stream.continued())
+            for choice in stream.ended_choices:
+                self._supervisor.send(AbortRequest(stream.request_id, choice))
+            self.num_replayed += 1
+        stream.is_sent = True
 
     def _on_close(self, stream: EngineStream) -> None:
         if self._streams.get(stream.request_id) is stream:
@@ -232,6 +233,8 @@ class EngineClient:
     def _leave(self, stream: EngineStream) -> None:
         del self._streams[stream.request_id]
         self._has_its_turn(stream)
+        if self._suspects.on_trial == stream.request_id:
+            self._loop.call_soon(self.on_writable)  # others have waited for it
         self._suspects.forget(stream.request_id)
         self._departures.note(self._loop.time())
 
@@ -245,11 +248,15 @@ class EngineClient:
     def on_writable(self) -> None:
         """Gives the engine what it does not have yet, as far as it reads, and no more than may run beside a suspect."""
         on_trial = self._suspects.on_trial
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):
             if not self._supervisor.is_writable:
                 return
             if not stream.is_sent and on_trial in (None, stream.request_id):
-                self._send(stream)
+                try:
+                    self._send(stream)
+                except ChannelError as error:  # it is too large for a frame
+                    stream.end(error)
+                    self._leave(stream)
 
     def on_message(self, message: StepReport | StepFailed) -> None:
         self._last_message_s = self._loop.time()

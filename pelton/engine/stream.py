@@ -94,6 +94,12 @@ class EngineStream:
         self._open.discard(choice)
         self._wake()
 
+    def times_of(self, choice: int) -> RequestTimes | None:
+        """Of a choice that ends now because its reader has seen enough of it; as seen from here."""
+        if self._started_s is None:
+            return None
+        return RequestTimes(self._arrived_s, self._started_s, self._first_token_s.get(choice), time.monotonic())
+
     def end(self, reason: str | PeltonError) -> None:
         """Ends what is open: with finish_reason "abort", or by raising an error once all that came is read."""
         if isinstance(reason, PeltonError):

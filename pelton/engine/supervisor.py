@@ -120,6 +120,13 @@ class Supervisor:
             raise copy.copy(self.error)  # one that is raised again and again would keep the frames of all
 
     async def _supervise(self) -> None:
+        try:
+            await self._keep_alive()
+        except Exception as error:
+            logger.exception("the engine process is not kept alive any more")
+            self._give_up(EngineDeadError(f"{type(error).__name__}: {error}"), "dead")
+
+    async def _keep_alive(self) -> None:
         deaths: deque[float] = deque()
         while True:
             why = await self._live()

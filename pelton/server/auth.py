@@ -177,7 +177,12 @@ def _host_name(host: str) -> str:
 
 
 def _is_foreign(origin: str, own_hosts: frozenset[str]) -> bool:
-    """Whether it is a web page's, and of another machine. Programs that send an origin have schemes of their own."""
+    """Whether it is a web page's, and of another machine. Programs that send an origin have schemes of their own.
+
+    `null` is what a page sends that hides where it is from.
+    """
+    if origin == "null":
+        return True
     try:
         parts = urlsplit(origin)
         return parts.scheme in ("http", "https") and parts.hostname not in own_hosts

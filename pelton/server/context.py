@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from pelton.config import ServerSettings
 from pelton.server.deadline import Deadline
-from pelton.server.errors import ApiError
+from pelton.server.errors import ApiError, from_exception
 from pelton.server.limits import Traffic
 from pelton.server.metrics import Metrics
 from pelton.server.request_log import Generation, RequestLog, RequestRecord
@@ -92,7 +92,13 @@ class ServerContext:
                     self._take(generation, output)
                     yield output
         except TimeoutError:
-            raise (self._stopped() if self._is_stopped else self._too_long()) from None
+            error = self._stopped() if self._is_stopped else self._too_long()
+            record.error_code = error.code
+            raise error from None
+        except Exception as error:
+            record.error_code = from_exception(error).code
+            generation.has_failed = True
+            raise
         finally:
             deadline.cancel()
             self._deadlines.discard(deadline)
@@ -119,8 +125,10 @@ class ServerContext:
 
     def _end(self, generation: Generation) -> None:
         generation.finished_s = time.monotonic()
+        if generation.has_failed and generation.first_token_s is None:
+            return  # refused, or never begun: an error of the request and nothing of the engine's work
         missing = generation.num_choices - len(generation.finish_reasons)
-        generation.finish_reasons += ["abort"] * missing
+        generation.finish_reasons += ["error" if generation.has_failed else "abort"] * missing
         if self.metrics is not None:
             self.metrics.observe_generation(generation)
 

@@ -110,30 +110,39 @@ class ChatTemplate:
         close the turn. Merges across the seam of template and message are the model's own, since the text is encoded
         between true control tokens, not between seams.
         """
+        if continue_final_message:
+            messages = _left_open(messages)
         guard = _ControlTokenGuard(self._tokenizer.control_tokens, messages, tools)
         with_prompt = add_generation_prompt and not continue_final_message
         text = self.render(guard.messages, tools=guard.tools, add_generation_prompt=with_prompt, **variables)
         if continue_final_message:
-            text = _up_to_final_message(text, guard.messages)
+            text = _up_to_open_end(text)
         shown = guard.show(text)
         utf8_of(shown, max_bytes)
         return shown, guard.encode(self._tokenizer, text)
 
 
-def _up_to_final_message(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text without what the template writes after the last message's own."""
-    content = messages[-1].get("content") if messages else None
-    if isinstance(content, list) and content and isinstance(content[-1], Mapping):
-        content = content[-1].get("text")  # of several parts the last one is what goes on
-    if not isinstance(content, str) or not content.strip():
-        raise ChatTemplateError("the last message has no text that could be continued")
-    for form in (content, content.strip()):  # many templates trim
-        position = text.rfind(form)
-        if position >= 0:
-            return text[: position + len(form)]
-    raise ChatTemplateError(
-        "the chat template does not show the last message as it stands, so it can't be continued", _ANOTHER_TEMPLATE
-    )
+def _left_open(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with a mark where the last one's text ends, which tells its end from anything that looks like it."""
+    if not messages:
+        raise ChatTemplateError("there is no last message that could be continued")
+    *before, last = messages
+    content = last.get("content")
+    if isinstance(content, str) and content.strip():
+        return [*before, {**last, "content": content + _OPEN_END}]
+    part = content[-1] if isinstance(content, list) and content else None  # of several parts the last one goes on
+    if isinstance(content, list) and isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return [*before, {**last, "content": [*content[:-1], {**part, "text": part["text"] + _OPEN_END}]}]
+    raise ChatTemplateError("the last message has no text that could be continued")
+
+
+def _up_to_open_end(text: str) -> str:
+    end = text.rfind(_OPEN_END)
+    if end < 0:
+        raise ChatTemplateError(
+            "the chat template does not show the last message as it stands, so it can't be continued", _ANOTHER_TEMPLATE
+        )
+    return text[:end]
 
 
 class _ControlTokenGuard:
@@ -187,6 +196,7 @@ class _ControlTokenGuard:
 
 # CJK ideographs of Extension G. Unlike private-use characters, printing a value does not escape them.
 _RARE_CHARACTERS = range(0x30000, 0x31340)
+_OPEN_END = "\U0003134a"
 
 
 def _any_of(texts: Mapping[str, int]) -> re.Pattern[str]:

@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from pelton.engine.client import DepartureRate, EngineClient
-from pelton.engine.messages import AddRequest, EngineStats
+from pelton.engine.messages import AddRequest, EngineStats, Resume, StepFailed, StepReport, ToEngine
 from pelton.engine.request import Progress
 from pelton.engine.stream import EngineStream
 from pelton.engine.supervisor import RestartPolicy
@@ -344,6 +344,96 @@ def test_an_engine_that_does_not_read_is_not_written_to_without_bound(tmp_path: 
             assert await read(last) == ([[*TOKENS, END]], ["stop"])
 
     run(work())
+
+
+class FakeSupervisor:
+    """An engine that hears everything and says what the test makes it say."""
+
+    is_writable = True
+    ready = None
+    state = "ready"
+
+    def __init__(self) -> None:
+        self.heard: list[ToEngine] = []
+
+    def send(self, message: ToEngine) -> None:
+        self.heard.append(message)
+
+    def check_alive(self) -> None:
+        return
+
+    def take_added(self) -> list[str]:
+        heard, self.heard = self.heard, []
+        return [message.request_id for message in heard if isinstance(message, AddRequest)]
+
+
+@pytest.mark.parametrize("end", ["advance", "finish", "close", "break"])
+def test_suspects_are_tried_one_by_one_and_the_others_wait_for_them(end: str) -> None:
+    async def work() -> None:
+        client = EngineClient({})
+        engine = FakeSupervisor()
+        client._supervisor = engine  # type: ignore[assignment]
+        streams = {name: client.submit(AddRequest(name, PROMPT, SamplingParams(), 1)) for name in "abc"}
+        assert engine.take_added() == ["a", "b", "c"]
+
+        def say(*progress: Progress, started: list[str] | None = None) -> None:
+            client.on_message(StepReport(list(progress), EngineStats(), started or []))
+
+        say(started=["a", "b"])
+        client.on_message(StepFailed("one"))
+        assert engine.take_added() == ["a", "b", "c"]
+        say(started=["a", "b"])
+        client.on_message(StepFailed("two"))
+        assert engine.heard[0] == Resume()
+        assert engine.take_added() == ["a"]
+        client.submit(AddRequest("d", PROMPT, SamplingParams(), 1))
+        assert engine.take_added() == []
+        say(started=["a"])
+        if end == "advance":
+            say(Progress("a", 0, [5]))
+        elif end == "finish":
+            say(Progress("a", 0, [], finish_reason="error"))
+        elif end == "close":
+            streams["a"].close()
+        else:
+            client.on_message(StepFailed("three"))
+            with pytest.raises(EngineDeadError, match="at last: three"):
+                await anext(streams["a"])
+        await asyncio.sleep(0)
+        assert engine.take_added() == ["b"]
+        say(Progress("b", 0, [5]), started=["b"])
+        assert engine.take_added() == ["c", "d"]
+        client.on_end(EngineDeadError("over"))
+
+    run(work())
+
+
+def test_a_request_too_large_for_a_frame_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with Client(say(tmp_path)) as client:
+            monkeypatch.setattr("pelton.engine.channel.MAX_FRAME_BYTES", 1000)
+            large = client.submit(AddRequest("large", [5] * 1000, SamplingParams(), 1))
+            assert await read(client.ask("a")) == ([[*TOKENS, END]], ["stop"])
+            with pytest.raises(EngineDeadError, match="a frame holds `1000`"):
+                await anext(large)
+            assert client.num_open == 0
+
+    run(work())
+
+
+def test_a_process_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(executable: str | None, message: str) -> None:
+        monkeypatch.setattr(sys, "executable", executable)
+        client = EngineClient(settings_for(say(tmp_path)).for_engine())
+        client.start()
+        with pytest.raises(EngineDeadError, match=message):
+            await client.wait_ready()
+        await client.close()
+
+    before = open_files()
+    run(work("/nowhere/python", "can't be started: No such file"))
+    run(work(None, "TypeError"))
+    assert open_files() == before
 
 
 def test_a_slot_that_fails_ends_its_choice_alone(tmp_path: Path) -> None:

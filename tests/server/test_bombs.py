@@ -123,7 +123,7 @@ def test_many_slow_clients_are_ended_and_a_normal_one_is_served(start: bytes) ->
             await asyncio.gather(ended, return_exceptions=True)
 
     async def test() -> None:
-        async with running(header_timeout_s=0.3, body_timeout_s=0.3, max_connections=200) as server:
+        async with running(header_timeout_s=1, body_timeout_s=1, max_connections=200) as server:
             slow = [asyncio.ensure_future(drip(server)) for _ in range(150)]
             while not all(one.done() for one in slow):
                 assert (await server.get()).status == 200

@@ -109,6 +109,9 @@ HEAD = "POST /size HTTP/1.1\r\nHost: localhost\r\n"
         "GET /hello\r\n\r\n",
         "GET hello HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "CONNECT localhost HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "CONNECT /hello HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "CONNECT * HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "BREW /hello HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "GET /\xe4 HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -237,17 +240,18 @@ async def _silent(server: Running, data: bytes) -> list[int]:
 
 def test_each_phase_has_its_time() -> None:
     async def test() -> None:
-        limits = {"header_timeout_s": 0.05, "body_timeout_s": 0.05, "keep_alive_timeout_s": 0.05}
-        async with running(**limits) as server:
+        async with running(header_timeout_s=0.05) as server:
             assert await _silent(server, b"") == []
             assert await _silent(server, b"GET /hel") == [408]
             assert await _silent(server, b"\r\n\r\n") == [408]
             assert await _silent(server, request("GET", "/hello")[:-2]) == [408]
-            assert await _silent(server, request("GET", "/hello")) == [200]
-            assert await _silent(server, request("GET", "/hello") + b"\r\n") == [200]
+            assert server.context.traffic.num_refused["timeout"] == 3
+        async with running(body_timeout_s=0.05) as server:
             assert await _silent(server, request("POST", "/size", "Content-Length: 3") + b"ab") == [408]
             assert await _silent(server, request("POST", "/size", CHUNKED) + b"1\r\na") == [408]
-            assert server.context.traffic.num_refused["timeout"] == 5
+        async with running(keep_alive_timeout_s=0.05) as server:
+            assert await _silent(server, request("GET", "/hello")) == [200]
+            assert await _silent(server, request("GET", "/hello") + b"\r\n") == [200]
 
     run(test())
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.serving import Answer, Running, request, run, running
 
-_AT_ONCE = 32
+_AT_ONCE = 64
 _PIECES = [
     *(b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\t", b":", b";", b",", b"0", b"-1", b"ffffffff", b"\xff", b"\x80", b"%"),
     *(b"Content-Length: 5\r\n", b"Content-Length: 18446744073709551616\r\n", b"Transfer-Encoding: chunked\r\n"),
@@ -82,7 +82,7 @@ def test_malformed_streams_are_answered_or_ended_and_disturb_nobody(
             assert len(answer.body) < 4096
 
     async def test() -> None:
-        limits = {"header_timeout_s": 0.05, "body_timeout_s": 0.05, "keep_alive_timeout_s": 0.02}
+        limits = {"header_timeout_s": 0.3, "body_timeout_s": 0.3, "keep_alive_timeout_s": 0.1}
         async with running(**limits) as server:
             for start in range(0, num_streams, _AT_ONCE):
                 await asyncio.gather(*(one(server) for _ in range(min(_AT_ONCE, num_streams - start))))
