@@ -30,7 +30,7 @@ def test_sizes_that_have_crossed_a_process_border_are_the_same() -> None:
 
 def test_the_pool_bounds_prompt_and_answer_together() -> None:
     check_request(LIMITS, GROUPS, [1] * 100, SamplingParams(max_tokens=29))  # 8 blocks and 5 of the window's
-    with pytest.raises(RequestError, match="`100` prompt tokens and up to `30` more need `2560` bytes .* has `2048`"):
+    with pytest.raises(RequestError, match=r"`100` prompt tokens and up to `30` more need `2560` bytes .* has `2048`"):
         check_request(LIMITS, GROUPS, [1] * 100, SamplingParams(max_tokens=30))
 
 
