@@ -65,7 +65,8 @@ ScoreMerges::ScoreMerges(const Vocabulary& vocabulary, const std::vector<double>
   }
   std::vector<int32_t> order(count);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
+  std::sort(order.begin(), order.end(),
+            [&](int32_t a, int32_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
   size_t longest = 0;
   for (size_t rank = 0; rank < count; ++rank) {
     ranks_[order[rank]] = static_cast<uint32_t>(rank);
