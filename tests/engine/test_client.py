@@ -129,6 +129,33 @@ def test_closing_a_stream_in_the_middle_frees_what_it_held(tmp_path: Path) -> No
     run(work())
 
 
+def test_readers_that_leave_at_random_leave_nothing(tmp_path: Path, case_count: Callable[[int, int], int]) -> None:
+    num_readers, draw = case_count(300, 10_000), random.Random(2)
+
+    async def read_some(client: Client, free: asyncio.Semaphore, number: int) -> None:
+        async with free:
+            sampling = SamplingParams(n=draw.randrange(1, 4), max_tokens=draw.randrange(1, 60), ignore_eos=True)
+            stream = client.ask(str(number), sampling)
+            for _ in range(draw.randrange(6)):
+                await asyncio.sleep(0)
+            for _ in range(draw.randrange(10)):
+                if await anext(stream, None) is None:
+                    break
+            stream.close()
+
+    async def work() -> None:
+        async with Client(say(tmp_path)) as client:
+            free = asyncio.Semaphore(40)
+            await asyncio.gather(*(read_some(client, free, number) for number in range(num_readers)))
+            assert client.num_open == client.num_waiting == 0
+            async with asyncio.timeout(5):
+                await until(lambda: client.stats.num_running == client.stats.num_waiting == 0)
+            assert client.stats.kv_cache_usage == 0.0
+            assert await read(client.ask("after")) == ([[*TOKENS, END]], ["stop"])
+
+    run(work(), timeout_s=case_count(60, 1000))
+
+
 def test_an_abort_ends_the_stream_with_its_reason(tmp_path: Path) -> None:
     async def work() -> None:
         async with Client(say(tmp_path, delay_s=0.005)) as client:
