@@ -1,4 +1,6 @@
 // GGUF headers as Python values.
+#include "gguf.h"
+
 #include <nanobind/stl/string.h>
 
 #include <cerrno>
@@ -9,7 +11,6 @@
 
 #include "bindings.h"
 #include "file_read.h"
-#include "gguf.h"
 #include "strings.h"
 #include "text/unicode.h"
 

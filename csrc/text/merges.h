@@ -1,8 +1,8 @@
 // How the symbols of a word become tokens: adjacent pairs are joined, the best one first, as long as one can be.
 //
-// Two rules say which pairs. `PairMerges`: a list of pairs in order (byte-level BPE). `ScoreMerges`: any pair whose text
-// together is a piece, the best score first (SentencePiece); pairs are looked up by text, since a vocabulary of 262,144
-// pieces has 514,906 pairs. Of equals the leftmost goes first. The time is n log n in the length of the word.
+// Two rules say which pairs. `PairMerges`: a list of pairs in order (byte-level BPE). `ScoreMerges`: any pair whose
+// text together is a piece, the best score first (SentencePiece); pairs are looked up by text, since a vocabulary of
+// 262,144 pieces has 514,906 pairs. Of equals the leftmost goes first. The time is n log n in the length of the word.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,9 @@ class PairMerges {
 
 class ScoreMerges {
  public:
-  // vocabulary: must outlive this. scores: of each token. no_pieces: tokens that no merge has (control, unknown and byte tokens: text makes none).
-  // Throws std::invalid_argument unless there is one score for each, or for an id beyond the tokens.
+  // vocabulary: must outlive this. scores: of each token. no_pieces: tokens that no merge has (control, unknown and
+  // byte tokens: text makes none). Throws std::invalid_argument unless there is one score for each, or for an id beyond
+  // the tokens.
   ScoreMerges(const Vocabulary& vocabulary, const std::vector<double>& scores, const std::vector<int32_t>& no_pieces);
 
   // The text of one word, which must outlive its merging.

@@ -26,9 +26,7 @@ class CharacterSet {
   // After the last change.
   void finish();
 
-  bool has(uint32_t code) const {
-    return code < 128 ? (ascii_[code / 64] >> code % 64 & 1) != 0 : find(code);
-  }
+  bool has(uint32_t code) const { return code < 128 ? (ascii_[code / 64] >> code % 64 & 1) != 0 : find(code); }
 
  private:
   struct Range {

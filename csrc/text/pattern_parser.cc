@@ -13,9 +13,9 @@ constexpr int32_t kMaxRepeats = 1000;
 constexpr size_t kMaxSteps = 100'000;
 constexpr int kMaxDepth = 50;
 
-constexpr const char* kCategoryNames[kNumCategories] = {
-    "Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps",
-    "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
+constexpr const char* kCategoryNames[kNumCategories] = {"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd",
+                                                        "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm",
+                                                        "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
 
 // Categories whose name starts so: "L", "Lu".
 uint32_t categories_named(std::string_view name) {
@@ -75,7 +75,8 @@ class PatternParser {
   }
   // A copy that has moved, with its jumps inside.
   static Step shifted(Step step, int32_t first, int32_t by) {
-    const bool jumps = step.op == Op::kSplit || step.op == Op::kJump || step.op == Op::kAhead || step.op == Op::kNotAhead;
+    const bool jumps =
+        step.op == Op::kSplit || step.op == Op::kJump || step.op == Op::kAhead || step.op == Op::kNotAhead;
     if (jumps && step.a >= first) step.a += by;
     if (step.op == Op::kSplit && step.b >= first) step.b += by;
     return step;
@@ -249,12 +250,16 @@ class PatternParser {
     take("\\");
     const uint32_t code = take_character();
     switch (code) {
-      case 's': case 'S': case 'd': case 'D': {
+      case 's':
+      case 'S':
+      case 'd':
+      case 'D': {
         const bool is_space = (code | 32) == 's';
         add_properties(set, is_space ? 0 : uint32_t{1} << kNd, is_space ? kSpaceFlag : 0, code < 'a');
         return true;
       }
-      case 'p': case 'P': {
+      case 'p':
+      case 'P': {
         if (!take("{")) refuse("a property without a name");
         const size_t end = source_.find('}', at_);
         if (end == std::string_view::npos) refuse("a property that does not end");
@@ -266,9 +271,15 @@ class PatternParser {
         add_properties(set, categories, flags, code == 'P');
         return true;
       }
-      case 'n': literal = '\n'; return false;
-      case 'r': literal = '\r'; return false;
-      case 't': literal = '\t'; return false;
+      case 'n':
+        literal = '\n';
+        return false;
+      case 'r':
+        literal = '\r';
+        return false;
+      case 't':
+        literal = '\t';
+        return false;
       default:
         if (code >= 128 || is_letter(code) || (code >= '0' && code <= '9')) refuse("an escape that is not known");
         literal = code;

@@ -51,7 +51,12 @@ uint8_t properties(uint32_t code_point) {
 bool is_utf8(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
     const auto first = static_cast<uint8_t>(text[at]);
-    const size_t length = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+    const size_t length = first < 0x80   ? 1
+                          : first < 0xc2 ? 0
+                          : first < 0xe0 ? 2
+                          : first < 0xf0 ? 3
+                          : first < 0xf5 ? 4
+                                         : 0;
     if (length == 0 || text.size() - at < length) return false;
     for (size_t i = 1; i < length; ++i) {
       if ((static_cast<uint8_t>(text[at + i]) & 0xc0) != 0x80) return false;

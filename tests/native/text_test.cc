@@ -23,8 +23,9 @@ struct Random {
   }
 };
 
-const char* const kCharacters[] = {"a", "B", "s", "'", "1", " ", "\n", "\r", "!", "<", "\u00e9", "\u0301", "\u4e2d",
-                                   "\U0001f600", "\u3000", "\u017f", "\U0010ffff"};
+const char* const kCharacters[] = {"a",      "B",          "s",      "'",      "1",         " ",
+                                   "\n",     "\r",         "!",      "<",      "\u00e9",    "\u0301",
+                                   "\u4e2d", "\U0001f600", "\u3000", "\u017f", "\U0010ffff"};
 
 std::string text_of(Random& random, uint32_t length) {
   std::string out;
@@ -33,7 +34,8 @@ std::string text_of(Random& random, uint32_t length) {
 }
 
 const char* const kWords =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|"
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
+    "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|"
     "\\s+(?!\\S)|\\s+";
 
 }  // namespace
@@ -57,8 +59,9 @@ TEST(text_is_cut_without_loss) {
 
 // Either a pattern is refused or it matches within the text.
 TEST(text_patterns_of_random_characters_are_safe) {
-  const char* const kParts[] = {"(", ")", "[", "]", "^", "\\", "p{L}", "{", "}", "1", ",", "|", "?", "*", "+", "a",
-                                "-", "&&", "(?:", "(?!", "(?=", "(?i:", "$", "\\s", "\\p{Han}", "\u00e9", "b", "{2}"};
+  const char* const kParts[] = {"(",   ")",    "[", "]",   "^",        "\\",     "p{L}", "{",  "}",   "1",
+                                ",",   "|",    "?", "*",   "+",        "a",      "-",    "&&", "(?:", "(?!",
+                                "(?=", "(?i:", "$", "\\s", "\\p{Han}", "\u00e9", "b",    "{2}"};
   Random random{2};
   int num_known = 0;
   for (int i = 0; i < 20'000; ++i) {
