@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from pelton.config import ServerSettings
 from pelton.server.deadline import Deadline
-from pelton.server.errors import ApiError
+from pelton.server.errors import ApiError, from_exception
 from pelton.server.limits import Traffic
 from pelton.server.metrics import Metrics
 from pelton.server.request_log import Generation, RequestLog, RequestRecord
@@ -66,11 +66,13 @@ class ServerContext:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As AsyncLLM.generate, within the time that a request may take, and told to the log and the metrics.
 
-        Raises what that raises, ApiError (408) once `request_timeout_s` have passed since the request came, and
-        ApiError (503) when the server ends. Closing the iterator aborts the request.
+        timeout_s: of this request, if it wants to wait for less than the server allows.
+        Raises what that raises, ApiError (408) once that time has passed since the request came, and ApiError (503)
+        when the server ends. Closing the iterator aborts the request.
         """
         if self._is_stopped:
             raise self._stopped()
@@ -84,7 +86,10 @@ class ServerContext:
         # Who has another key learns nothing of this one's prompts from how fast a cached prefix is.
         salt = f"{request.state.tenant}/{cache_salt}" if request.state.tenant else cache_salt
         outputs = self.llm.generate(prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=salt)
-        deadline = Deadline(record.arrived_s + self.settings.request_timeout_s - time.monotonic())
+        allowed_s = self.settings.request_timeout_s
+        if timeout_s is not None:
+            allowed_s = min(allowed_s, timeout_s)
+        deadline = Deadline(record.arrived_s + allowed_s - time.monotonic())
         self._deadlines.add(deadline)
         try:
             async with aclosing(outputs):
@@ -92,7 +97,13 @@ class ServerContext:
                     self._take(generation, output)
                     yield output
         except TimeoutError:
-            raise (self._stopped() if self._is_stopped else self._too_long()) from None
+            error = self._stopped() if self._is_stopped else _too_long(allowed_s)
+            record.error_code = error.code
+            raise error from None
+        except Exception as error:
+            record.error_code = from_exception(error).code
+            generation.has_failed = True
+            raise
         finally:
             deadline.cancel()
             self._deadlines.discard(deadline)
@@ -119,8 +130,10 @@ class ServerContext:
 
     def _end(self, generation: Generation) -> None:
         generation.finished_s = time.monotonic()
+        if generation.has_failed and generation.first_token_s is None:
+            return  # refused, or never begun: an error of the request and nothing of the engine's work
         missing = generation.num_choices - len(generation.finish_reasons)
-        generation.finish_reasons += ["abort"] * missing
+        generation.finish_reasons += ["error" if generation.has_failed else "abort"] * missing
         if self.metrics is not None:
             self.metrics.observe_generation(generation)
 
@@ -135,12 +148,12 @@ class ServerContext:
         given = next(iter(cast("Mapping[str, Any]", prompt).values())) if isinstance(prompt, Mapping) else prompt
         return given if isinstance(given, str) else self.llm.text.tokenizer.decode(given, skip_special=False)
 
-    def _too_long(self) -> ApiError:
-        allowed = self.settings.request_timeout_s
-        return ApiError(408, f"the request took longer than the {allowed:g} s that this server allows")
-
     def _stopped(self) -> ApiError:
         return ApiError(503, "the server is shutting down", code="shutting_down")
+
+
+def _too_long(allowed_s: float) -> ApiError:
+    return ApiError(408, f"the request took longer than the {allowed_s:g} s that it may")
 
 
 def record_of(request: Request) -> RequestRecord:

@@ -242,6 +242,8 @@ class HttpProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             self._fail(ApiError(505, f"HTTP/{version} is not spoken here, only HTTP/1.1", code="invalid_http"))
+        if self.parser.get_method() == b"CONNECT":
+            self._fail(ApiError(501, "this is no proxy: `CONNECT` is not possible", code="invalid_http"))
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and version == "1.1"):
             self._fail(ApiError(400, "the request must have one `Host` header", code="invalid_http"))

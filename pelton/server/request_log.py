@@ -35,6 +35,7 @@ class Generation:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
+    has_failed: bool = False
 
     def end_choice(self, reason: str, times: RequestTimes | None) -> None:
         self.finish_reasons.append(reason)
@@ -70,7 +71,7 @@ class RequestRecord:
     prompts: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
     status: int | None = None
-    error_code: str | None = None
+    error_code: str | None = None  # also of one that is told within a stream
 
 
 class RequestLog:

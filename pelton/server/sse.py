@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -63,18 +64,19 @@ class EventStream(Response):
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(receive())  # the request's body is read: what comes now is the end
-        pinging = asyncio.ensure_future(self._ping(send))
+        tasks: list[asyncio.Future[Any]] = []
         try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            sending = asyncio.ensure_future(self._send_all(send))
+            leaving = asyncio.ensure_future(receive())  # the request's body is read: what comes now is the end
+            tasks = [sending, leaving, asyncio.ensure_future(self._ping(send))]
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
-            for task in (sending, leaving, pinging):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(sending, leaving, pinging, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._close()
 
     async def _send_all(self, send: Send) -> None:

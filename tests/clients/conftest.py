@@ -25,6 +25,7 @@ ANSWERS: list[dict[str, Any]] = [
     {"prompt": "count", "text": "one two three four five"},
     {"prompt": "fail", "text": "this will not end well", "fault": "error", "fault_after": 5, "delay_s": 0.02},
     {"prompt": "slowly", "text": SLOW_TEXT, "delay_s": 0.02},
+    {"prompt": "endlessly", "text": "slow " * 100, "delay_s": 0.05},
     {"text": TEXT},
 ]
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.clients
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["litellm", "langchain", "llm", "lm_eval"])
 def test_framework_is_served(name: str, tmp_path: Path) -> None:
     options = ["-W", "ignore", "-p", "no:unraisableexception", "-p", "no:cacheprovider"]

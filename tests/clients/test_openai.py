@@ -167,7 +167,7 @@ def test_failure_in_the_middle_of_a_stream_is_raised(client: openai.OpenAI) -> N
 
 
 def test_stream_that_is_closed_ends_its_request(client: openai.OpenAI, scripted: RunningServer) -> None:
-    stream = client.chat.completions.create(model="pelton", messages=say("slowly"), stream=True)
+    stream = client.chat.completions.create(model="pelton", messages=say("endlessly"), stream=True)
     next(iter(stream))
     assert scripted.metric("vllm:num_requests_running") == 1
     stream.close()

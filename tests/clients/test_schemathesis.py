@@ -11,6 +11,7 @@ from tests.clients.conftest import RunningServer
 
 
 @pytest.mark.clients
+@pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")
 def test_no_request_of_the_document_is_a_fault(scripted: RunningServer, case_count: Callable[[int, int], int]) -> None:
     import hypothesis

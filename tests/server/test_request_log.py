@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pelton.errors import EngineDeadError, QueueFullError
 from pelton.server import health
 from pelton.server.request_log import Generation, RequestLog, RequestRecord
 from tests.server.serving import ROUTES, Running, request, run, running
@@ -68,6 +69,25 @@ def test_refused_and_left_requests_have_a_line_and_probes_have_none() -> None:
             ("/whole", 499, None, "abort"),
         ]
         assert "secret" not in stream.getvalue()
+
+    run(test())
+
+
+def test_an_error_within_a_stream_is_told_as_one() -> None:
+    async def test() -> None:
+        async with running() as server:
+            stream = logging_to(server)
+            server.llm.failure = EngineDeadError("gone")
+            assert (await server.post("/stream")).body == b"error: gone\n"
+            server.llm.failure = QueueFullError("full")
+            assert (await server.post("/whole")).status == 429
+            assert [(line["status"], line["error"]) for line in lines(stream)] == [
+                (200, "engine_dead"),
+                (429, "rate_limit_exceeded"),
+            ]
+            assert server.context.metrics is not None
+            histogram, _ = server.context.metrics.histograms["e2e_request_latency_seconds"]
+            assert sum(histogram.counts) == 0, "what never began is no latency"
 
     run(test())
 

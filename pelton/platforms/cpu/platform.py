@@ -21,9 +21,9 @@ from pelton.platforms.platform import Platform, PlatformFacts, lay_out_cache, wh
 BLOCK_BYTES = {BLOCKS["outlier"]: 64, BLOCKS["exact"]: 128}  # csrc/kernels/activation_blocks.h
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 # Multiplications of a prompt's products in the time that reads a byte of weights, and how much longer one takes in
-# attention: from decodes of SmolLM2 (Q4_1) on x86, alone and beside prompts of up to 4,000 tokens that are computed few
-# rows at a time. Of aarch64 no more is known than which x86 level does as much per instruction. They decide how far a
-# prefill gives way to decodes; no result depends on them.
+# attention: from decodes of SmolLM2 (Q4_1) on x86 alone and beside prompts of up to 4,000 tokens, a few rows at a time.
+# Of aarch64 no more is known than which x86 level does as much per instruction. They decide how far a prefill
+# gives way to decodes; no result depends on them.
 PRODUCTS_PER_BYTE = {"generic": 1.0, "avx2": 3.0, "avx512": 5.0, "avx512vnni": 8.0, "neon": 2.0, "dotprod": 3.0}
 ATTENTION_COST = 2.5
 

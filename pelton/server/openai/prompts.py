@@ -95,6 +95,7 @@ class Prompts:
         self._context = context
         self._priority = request.priority or 0
         self._cache_salt = request.cache_salt or ""
+        self._timeout_s = None if request.deadline_ms is None else request.deadline_ms / 1000
         self._response_id = response_id
         self._hides_answer = hides_answer
         self._generations = record_of(http_request).generations
@@ -140,6 +141,7 @@ class Prompts:
             request_id=self._response_id if len(self._prompts) == 1 else f"{self._response_id}-{index}",
             priority=self._priority,
             cache_salt=self._cache_salt,
+            timeout_s=self._timeout_s,
         )
         owes_logprobs = prompt.sampling.prompt_logprobs is not None
         held: list[RequestOutput] = []

@@ -20,6 +20,7 @@ from pelton.server.openai.schemas import ChatCompletionRequest, CompletionReques
 from pelton.server.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.server.openai.conftest import Answered, serve
 
+pytestmark = pytest.mark.timeout(1200)  # at full count
 MAX_ERROR_BYTES = 2048
 
 PATHS: dict[str, tuple[Any, dict[str, Any]]] = {

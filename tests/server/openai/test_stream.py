@@ -239,6 +239,32 @@ def test_silent_stream_is_pinged_and_refusals_become_events() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_deadline_of_a_request_ends_it(server: Server, stream: bool) -> None:
+    async def scenario() -> None:
+        Gate(server.llm)
+        answered = await post(server, Answered(), stream=stream, deadline_ms=1)
+        assert (answered.status, answered.error["code"]) == (408, "timeout")
+        assert server.llm.num_open == 0
+
+    asyncio.run(scenario())
+
+
+def test_server_that_ends_tells_its_streams(server: Server) -> None:
+    async def scenario() -> None:
+        gate, answered = Gate(server.llm), Answered()
+        task = post(server, answered, stream=True)
+        await gate.let(2)
+        server.context.stop()
+        await task
+        assert answered.status == 200
+        assert answered.is_complete
+        assert json.loads(answered.body.decode().split("data: ")[-1])["error"]["code"] == "shutting_down"
+        assert server.llm.num_open == 0
+
+    asyncio.run(scenario())
+
+
 def test_nothing_is_read_from_the_engine_while_the_client_does_not_read(server: Server) -> None:
     """What comes meanwhile is merged on the engine's side, so that a slow client gets more at once."""
 
