@@ -32,8 +32,8 @@ void store_vector(uint8_t* p, Vector value) {
 }
 
 [[maybe_unused]] inline LaneQuads load_quad(const FourLanes& lanes, int64_t offset) {
-  return LaneQuads{load_u32(lanes.lane[0] + offset), load_u32(lanes.lane[1] + offset),
-                   load_u32(lanes.lane[2] + offset), load_u32(lanes.lane[3] + offset)};
+  return LaneQuads{load_u32(lanes.lane[0] + offset), load_u32(lanes.lane[1] + offset), load_u32(lanes.lane[2] + offset),
+                   load_u32(lanes.lane[3] + offset)};
 }
 
 // 16 bytes of each lane: quads[v] is quad v of the four lanes.

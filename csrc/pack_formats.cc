@@ -54,7 +54,8 @@ void store_codes(uint8_t* codes, const GroupCodes& group) {
   }
 }
 
-// ---- Reading the file's blocks: each reader transposes four lanes' block once, then gives scales, minima and codes ----
+// ---- Reading the file's blocks: each reader transposes four lanes' block once, then gives scales, minima and codes
+// ----
 
 // Consecutive quads of each lane.
 template <int kCount>
@@ -212,9 +213,7 @@ struct SixBitScales {
   LaneQuads scales(int w) const { return w == 0 ? words[0] & 0x3f3f3f3fu : upper(words[2], words[0]); }
   LaneQuads minima(int w) const { return w == 0 ? words[1] & 0x3f3f3f3fu : upper(words[2] >> 4, words[1]); }
 
-  static LaneQuads upper(LaneQuads low, LaneQuads high) {
-    return (low & 0x0f0f0f0fu) | (high >> 6 & 0x03030303u) << 4;
-  }
+  static LaneQuads upper(LaneQuads low, LaneQuads high) { return (low & 0x0f0f0f0fu) | (high >> 6 & 0x03030303u) << 4; }
 };
 
 struct ReadQ4K {
@@ -309,7 +308,8 @@ template <class Read>
 void pack_integer(const uint8_t* const* rows, int64_t k, uint8_t* panel) {
   using Layout = typename Read::Layout;
   constexpr int64_t kBlockBytes = sizeof(typename Read::Block);
-  static_assert(kBlockBytes <= static_cast<int64_t>(sizeof(kZeroBytes)), "a lane beyond the matrix is a block of zeros");
+  static_assert(kBlockBytes <= static_cast<int64_t>(sizeof(kZeroBytes)),
+                "a lane beyond the matrix is a block of zeros");
   const int64_t num_units = k / Layout::kUnitValues;
   for (int64_t u = 0; u < num_units; ++u) {
     for (int lane = 0; lane < kLanes; lane += 4) {

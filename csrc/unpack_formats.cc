@@ -1,9 +1,10 @@
 // From panels back to values: the dequantised value, with the operations and roundings of the format's definition.
+#include "unpack_formats.h"
+
 #include <cstring>
 
 #include "formats.h"
 #include "half.h"
-#include "unpack_formats.h"
 
 namespace pelton {
 namespace {

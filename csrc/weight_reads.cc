@@ -15,8 +15,8 @@ namespace {
 // File bytes per piece: large enough for the system call to vanish, small enough to stay in the L2 cache between the
 // read and the packing.
 constexpr int64_t kPieceBytes = int64_t{256} << 10;
-// Consecutive pieces that one thread takes, about a huge page's worth: two threads that touch one huge page first at the
-// same time both clear it.
+// Consecutive pieces that one thread takes, about a huge page's worth: two threads that touch one huge page first at
+// the same time both clear it.
 constexpr int64_t kPiecesAtOnce = 8;
 constexpr int64_t kScratch = static_cast<int64_t>(kScratchBytes);
 
@@ -32,8 +32,7 @@ VectorShape::VectorShape(const std::string& format, int64_t count_) : count(coun
   value_bytes = format == "f32" ? 4 : 2;
 }
 
-void WeightReads::add_matrix(const PackShape& shape, FilePlace place, uint8_t* target,
-                             std::vector<int64_t> row_order) {
+void WeightReads::add_matrix(const PackShape& shape, FilePlace place, uint8_t* target, std::vector<int64_t> row_order) {
   const int64_t panel_bytes = kPanelLanes * shape.row_bytes;
   const int64_t panels = std::max<int64_t>(kPieceBytes / panel_bytes, 1);
   staging_bytes_ = std::max(staging_bytes_, panel_bytes);

@@ -87,10 +87,51 @@ class WeightReads:
     def failed(self) -> int | None:
         """Which tensor, counted as they were added, the last `run` could not read."""
 
-def piece_merges(pieces: list[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, best score of the whole first; see csrc/piece_merges.h.
+class Strings:
+    """Strings that stay native until one is asked for."""
 
-    pieces: all different. scores: one each. Raises ValueError."""
+    def __init__(self, texts: tuple[str, ...]) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> str: ...
+
+class Vocabulary:
+    """Token texts by id and ids by text; see csrc/text/vocabulary.h."""
+
+    def __init__(self, tokens: Strings) -> None: ...
+    def __len__(self) -> int: ...
+    def text(self, token_id: int) -> str | None: ...
+    def find(self, text: str) -> int | None: ...
+    def repeated(self) -> tuple[int, int] | None:
+        """Two ids of one text, the lower first."""
+
+class BytePairTokenizer:
+    """Text to token ids; see csrc/text/byte_pair_tokenizer.h."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        added: Sequence[tuple[int, bool, bool, bool]],
+        patterns: Sequence[str],
+        merges: Strings | None,
+        scores: Sequence[float],
+        no_pieces: Sequence[int],
+        byte_level: bool,
+        space_prefix: bool,
+        escape_spaces: bool,
+        drop_unmatched: bool,
+        ignore_merges: bool,
+        byte_fallback: bool,
+        unknown_id: int | None,
+    ) -> None:
+        """added: id, is it a control token, does it swallow space before it, after it. merges: "left right", best
+        first; None: scores of each token, of which no_pieces are never merged. Raises ValueError."""
+
+    def encode(self, text: str, parse_control: bool) -> list[int]:
+        """parse_control: control tokens that the text spells are read as such. Raises ValueError beyond 512 MiB."""
+
+def pattern_matches(pattern: str, text: str) -> list[str]:
+    """What a pattern of csrc/text/pattern.h matches in a text (for tests). Raises ValueError for an unknown pattern."""
 
 def attention_workspace_bytes(
     max_tokens: int, max_context: int, num_threads: int, heads: int, kv_heads: int, head_dim: int
@@ -168,5 +209,8 @@ class GgufHeader:
         """In the file's order. Raises UnicodeDecodeError, as do the others."""
     def value(self, key: str) -> Any:
         """A scalar, a list of str, or a memoryview of numbers. Raises KeyError."""
+    def strings(self, key: str) -> Strings | None:
+        """An array of strings, without a Python object for each; None if `key` has none. Raises UnicodeDecodeError."""
+
     def tensors(self) -> list[tuple[str, tuple[int, ...], str, int, int]]:
         """(name, shape with the slowest dimension first, format, offset in the file, bytes) in the file's order."""

@@ -16,6 +16,7 @@ PeltonError                      exit code 1
 │   ├── QueueFullError
 │   └── QueueTimeoutError
 ├── EngineDeadError              1   the engine's process ended
+│   └── QuarantineError                  while it ran this request, again and again: not to be tried once more
 └── KernelError                  1   a provider, kernel or level can't do what was asked
 """
 
@@ -103,6 +104,10 @@ class QueueTimeoutError(OverloadError):
 
 
 class EngineDeadError(PeltonError):
+    pass
+
+
+class QuarantineError(EngineDeadError):
     pass
 
 

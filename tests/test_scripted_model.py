@@ -50,6 +50,21 @@ def test_lines_are_taken_in_turn_or_by_the_prompt(tmp_path: Path) -> None:
     assert found == [[100, END], [300, END], [100, END], [200, 201, END]]
 
 
+def test_choices_and_preempted_requests_stay_with_their_line(tmp_path: Path) -> None:
+    lines = [{"tokens": [100 + number] * 60} for number in range(6)]
+    script = write_script(tmp_path, lines, kv_cache_bytes=2 << 20, max_num_batched_tokens=32)
+    engine = load_scripted_engine(script)
+    sampling = SamplingParams(n=2, max_tokens=60)
+    for number in range(6):
+        engine.add(str(number), [5] * 100, sampling, seed=number)
+    said: dict[tuple[str, int], list[int]] = {}
+    while engine.has_work:
+        for part in engine.step():
+            said.setdefault((part.request_id, part.choice), []).extend(part.token_ids)
+    assert engine.stats().num_preemptions_total > 0
+    assert said == {(str(number), choice): [100 + number] * 60 for number in range(6) for choice in range(2)}
+
+
 def test_an_answer_that_may_not_end_starts_over(tmp_path: Path) -> None:
     engine = load_scripted_engine(write_script(tmp_path, [{"tokens": [100, 101]}]))
     sampling = SamplingParams(max_tokens=5, ignore_eos=True)

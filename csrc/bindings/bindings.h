@@ -1,6 +1,6 @@
-// The module pelton._native. The files of this folder are the only ones that know Python: one per room, each checks what
-// Python hands it and releases the interpreter while native code works. pelton/_native.pyi says the same for readers
-// and for mypy.
+// The module pelton._native. The files of this folder are the only ones that know Python: one per room, each checks
+// what Python hands it and releases the interpreter while native code works. pelton/_native.pyi says the same for
+// readers and for mypy.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,14 +1,18 @@
 // GGUF headers as Python values.
+#include "gguf.h"
+
 #include <nanobind/stl/string.h>
 
 #include <cerrno>
 #include <cstring>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "bindings.h"
 #include "file_read.h"
-#include "gguf.h"
+#include "strings.h"
+#include "text/unicode.h"
 
 namespace pelton {
 namespace {
@@ -18,13 +22,6 @@ T load_as(const uint8_t* bytes) {
   T value;
   std::memcpy(&value, bytes, sizeof(T));
   return value;
-}
-
-// Raises UnicodeDecodeError, a ValueError, for bytes that are not UTF-8.
-nb::object to_str(std::string_view text) {
-  nb::object result = nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "strict"));
-  if (!result.is_valid()) throw nb::python_error();
-  return result;
 }
 
 nb::object gguf_scalar(const gguf::Header& header, const gguf::Value& value) {
@@ -80,6 +77,19 @@ nb::object gguf_value(const gguf::Header& header, const std::string& key) {
   return value->type == gguf::ValueType::kArray ? gguf_array(header, *value) : gguf_scalar(header, *value);
 }
 
+// The array at `key`, its elements' bytes in the header; None if there is none or it is of another type.
+nb::object gguf_strings(const nb::object& self, const std::string& key) {
+  const auto& header = nb::cast<const gguf::Header&>(self);
+  const gguf::Value* value = header.find(key);
+  const bool is_array = value != nullptr && value->type == gguf::ValueType::kArray;
+  if (!is_array || value->element != gguf::ValueType::kString) return nb::none();
+  Strings strings{header.strings(*value), self};
+  for (const std::string_view text : strings.views) {
+    if (!text::is_utf8(text)) to_str(text);
+  }
+  return nb::cast(std::move(strings));
+}
+
 nb::list gguf_tensors(const gguf::Header& header) {
   nb::list result;
   for (const gguf::Tensor& tensor : header.tensors()) {
@@ -127,6 +137,7 @@ void bind_gguf(nb::module_& module) {
              return result;
            })
       .def("value", &gguf_value, "key"_a)
+      .def("strings", &gguf_strings, "key"_a)
       .def("tensors", &gguf_tensors);
 }
 

@@ -1,4 +1,6 @@
 // Instruction-set levels and their self-tests.
+#include "levels.h"
+
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -7,7 +9,6 @@
 
 #include "bindings.h"
 #include "cpu_features.h"
-#include "levels.h"
 #include "self_test.h"
 
 namespace pelton {

@@ -1,11 +1,12 @@
 // Buffers and the ledger.
+#include "memory.h"
+
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
 #include <stdexcept>
 
 #include "bindings.h"
-#include "memory.h"
 
 namespace pelton {
 

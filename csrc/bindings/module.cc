@@ -2,6 +2,7 @@
 #include "bindings.h"
 
 NB_MODULE(_native, module) {
+  pelton::nb::set_leak_warnings(false);  // what a script holds to its very end is no leak
   module.doc() = "The native library of Pelton.";
   pelton::bind_memory(module);
   pelton::bind_team(module);

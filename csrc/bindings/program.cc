@@ -1,4 +1,6 @@
 // Programs, and what one step is told.
+#include "program.h"
+
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -8,7 +10,6 @@
 
 #include "attention_plan.h"
 #include "bindings.h"
-#include "program.h"
 #include "step_input.h"
 
 namespace pelton {

@@ -1,4 +1,6 @@
 // The runner: requests and work as the dataclasses of pelton/engine/batch.py, results as tuples.
+#include "runner.h"
+
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -11,7 +13,6 @@
 #include <stdexcept>
 
 #include "bindings.h"
-#include "runner.h"
 
 namespace pelton {
 namespace {

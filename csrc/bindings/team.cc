@@ -1,7 +1,8 @@
 // The team of threads.
+#include "team.h"
+
 #include "bandwidth.h"
 #include "bindings.h"
-#include "team.h"
 
 namespace pelton {
 

@@ -23,10 +23,11 @@ from pelton.engine.messages import (
     StepFailed,
     StepReport,
 )
+from pelton.engine.quarantine import Quarantine
 from pelton.engine.stream import EngineStream
 from pelton.engine.supervisor import RestartPolicy, State, Supervisor
 from pelton.engine.suspects import Suspects
-from pelton.errors import EngineDeadError, PeltonError, QueueFullError, QueueTimeoutError, RequestError
+from pelton.errors import PeltonError, QuarantineError, QueueFullError, QueueTimeoutError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class EngineClient:
         self._streams: dict[str, EngineStream] = {}  # the open ones, in the order in which they came
         self._deadlines: dict[str, asyncio.TimerHandle] = {}  # of those that have never started
         self._suspects = Suspects()
+        self._quarantine = Quarantine()
         self._departures = DepartureRate()
         self._last_message_s = 0.0
         self.stats = EngineStats()
@@ -153,12 +155,18 @@ class EngineClient:
     def submit(self, request: AddRequest) -> EngineStream:
         """Queues a request that has been checked (engine/admission.py).
 
-        Raises QueueFullError, EngineDeadError, or RequestError if there is one of that id; the stream raises
-        QueueTimeoutError, or EngineDeadError if it can't be continued.
+        Raises QueueFullError, EngineDeadError, QuarantineError for one that broke the engine not long ago, or
+        RequestError if there is one of that id; the stream raises QueueTimeoutError, EngineDeadError, QuarantineError.
         """
         self._supervisor.check_alive()
         if request.request_id in self._streams:
             raise RequestError(f"there is a request `{request.request_id}` already")
+        seconds_left = self._quarantine.seconds_left(request, self._loop.time())
+        if seconds_left > 0.0:
+            raise QuarantineError(
+                f"a request like this has broken the engine; it is refused for `{seconds_left:.0f}` seconds more",
+                "do not send it again; it may be worth a bug report",
+            )
         if self.num_waiting >= self._max_queue + self._num_free_slots():
             raise QueueFullError(
                 f"`{self.num_waiting}` requests are waiting, which is all that may",
@@ -304,8 +312,12 @@ class EngineClient:
         running = [stream.request_id for stream in self._streams.values() if stream.is_running]
         for request_id in self._suspects.broke(running):
             stream = self._streams[request_id]
+            name = self._quarantine.add(stream.request, self._loop.time())
+            logger.error(
+                "request `%s` is failed and its like is refused: %s while it ran; hash %s", request_id, what, name
+            )
             stream.end(
-                EngineDeadError(
+                QuarantineError(
                     f"{what} again and again while this request ran, at last: {why}",
                     "do not send it again; it may be worth a bug report",
                 )

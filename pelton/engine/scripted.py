@@ -26,6 +26,7 @@ _TOKEN_BYTES = 4 << 10  # of pretended KV cache
 _BLOCK_BYTES = BLOCK_TOKENS * _TOKEN_BYTES
 _SLAB_BYTES = 32 * _BLOCK_BYTES
 _NUM_RANKS = 3
+_MAX_NUMBERS = 4096
 
 
 class ScriptLine(msgspec.Struct, frozen=True):
@@ -54,12 +55,16 @@ class _Slot:
 
 
 class ScriptedRunner:
-    """The Runner of a script. choose: the line for a request's prompt and its number, counted from 0."""
+    """The Runner of a script. choose: the line for a request's prompt and its number, counted from 0.
+
+    Choices share their request's number, and one that comes again after a preemption keeps it.
+    """
 
     def __init__(self, choose: Callable[[Sequence[int], int], ScriptLine], vocab_size: int) -> None:
         self._choose = choose
         self._vocab_size = vocab_size
         self._slots: dict[int, _Slot] = {}
+        self._numbers: dict[tuple[int, int], int] = {}  # of the last requests, by prompt and seed
         self._num_requests = 0
 
     @property
@@ -70,9 +75,8 @@ class ScriptedRunner:
         for slot in batch.finished_slots:
             self._slots.pop(slot, None)
         for new in batch.new:
-            line = self._choose(new.token_ids[: new.num_prompt], self._num_requests)
-            self._slots[new.slot] = _Slot(new, line)
-            self._num_requests += 1
+            prompt = new.token_ids[: new.num_prompt]
+            self._slots[new.slot] = _Slot(new, self._choose(prompt, self._number(prompt, new)))
         delay_s = max(self._slots[work.slot].line.delay_s for work in batch.work)
         if delay_s > 0:
             time.sleep(delay_s)
@@ -80,6 +84,16 @@ class ScriptedRunner:
 
     def close(self) -> None:
         self._slots.clear()
+
+    def _number(self, prompt: list[int], new: NewRequest) -> int:
+        key = hash(tuple(prompt)), new.seed
+        is_known = new.choice > 0 or len(new.token_ids) > new.num_prompt
+        if not is_known or key not in self._numbers:
+            self._numbers[key] = self._num_requests
+            self._num_requests += 1
+            if len(self._numbers) > _MAX_NUMBERS:
+                del self._numbers[next(iter(self._numbers))]
+        return self._numbers[key]
 
     def _work(self, slot: _Slot, work: SlotWork) -> SlotResult:
         prompt_logprobs = self._prompt_logprobs(slot, work)

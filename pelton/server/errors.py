@@ -17,6 +17,7 @@ from pelton.errors import (
     ContextLengthError,
     EngineDeadError,
     OverloadError,
+    QuarantineError,
     QueueFullError,
     RequestError,
     UsageError,
@@ -109,6 +110,8 @@ def from_exception(error: Exception) -> ApiError:
             return ApiError(429, str(error), headers=_retry_headers(error.retry_after_s))
         case OverloadError():
             return unavailable(str(error), "overloaded", retry_after_s=error.retry_after_s)
+        case QuarantineError():
+            return ApiError(500, str(error), code="request_quarantined", headers={"x-should-retry": "false"})
         case EngineDeadError():
             return ApiError(503, str(error), code="engine_dead")
         case _:

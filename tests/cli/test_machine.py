@@ -24,6 +24,7 @@ def test_explain_tells_the_facts_from_headers(pelton: Pelton, path: Path, archit
     assert {decision["name"] for decision in document["settings"]} >= {"threads", "level", "max_model_len"}
     assert all(decision["reason"] for decision in document["settings"])
     assert document["tokenizer"]["has_chat_template"] is False
+    assert document["tokenizer"]["is_native"] is True
     assert document["nodes"]
     assert document["extensions"] == []
 

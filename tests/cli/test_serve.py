@@ -20,17 +20,9 @@ import pytest
 
 from pelton.server.lifecycle import listen
 from tests.cli.conftest import Pelton
+from tests.scripted import write_script
 
-MODEL = Path(__file__).parents[1] / "fixtures" / "scripted" / "model"
 PATIENCE_S = 60.0
-
-
-def script(directory: Path, *answers: dict[str, Any]) -> str:
-    """The value of --engine that plays these answers."""
-    file = directory / "script.jsonl"
-    head = {"model": str(MODEL), "max_model_len": 1024, "max_num_seqs": 8, "kv_cache_bytes": 64 << 20}
-    file.write_text("\n".join(json.dumps(line) for line in (head, *answers)))
-    return f"scripted:{file}"
 
 
 @dataclass
@@ -86,7 +78,7 @@ def serving(engine: str, *arguments: str, environment: dict[str, str] | None = N
 
 
 def test_it_says_what_it_serves_and_ends_with_a_signal(tmp_path: Path) -> None:
-    with serving(script(tmp_path, {"text": "Hello there."})) as server:
+    with serving(write_script(tmp_path, [{"text": "Hello there."}])) as server:
         assert server.greeting[0] == "Pelton serves `m`"
         assert server.greeting[2] == "  without a key, for this machine alone"
         assert any("loading: " in line for line in server.greeting)
@@ -101,7 +93,8 @@ def test_it_says_what_it_serves_and_ends_with_a_signal(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_runs_comes_to_its_end_after_a_signal(tmp_path: Path) -> None:
-    with serving(script(tmp_path, {"tokens": list(range(40, 140)), "delay_s": 0.01})) as server:
+    answer = {"tokens": list(range(40, 140)), "delay_s": 0.01}
+    with serving(write_script(tmp_path, [answer])) as server:
         stream = server.complete(is_stream=True)
         stream.readline()
         server.process.send_signal(signal.SIGTERM)
@@ -111,7 +104,7 @@ def test_a_stream_that_runs_comes_to_its_end_after_a_signal(tmp_path: Path) -> N
 
 def test_a_second_signal_ends_streams_with_an_error_at_once(tmp_path: Path) -> None:
     answer = {"tokens": [40] * 50, "delay_s": 0.01, "fault": "stall", "fault_after": 20}
-    with serving(script(tmp_path, answer), "--drain-timeout", "1h") as server:
+    with serving(write_script(tmp_path, [answer]), "--drain-timeout", "1h") as server:
         stream = server.complete(is_stream=True)
         stream.readline()
         server.process.send_signal(signal.SIGINT)
@@ -124,7 +117,7 @@ def test_a_second_signal_ends_streams_with_an_error_at_once(tmp_path: Path) -> N
 
 def test_an_engine_that_dies_again_and_again_fails_its_request_alone(tmp_path: Path) -> None:
     poison = {"tokens": [40] * 50, "prompt": "poison", "fault": "crash"}
-    with serving(script(tmp_path, poison, {"text": "Well."})) as server:
+    with serving(write_script(tmp_path, [poison, {"text": "Well."}])) as server:
         body = {"model": "m", "prompt": "poison", "stream": True}
         failed = server.ask("POST", "/v1/completions", body)
         assert (failed.status, json.load(failed)["error"]["code"]) == (503, "engine_dead")
@@ -137,7 +130,7 @@ def test_an_engine_that_dies_again_and_again_fails_its_request_alone(tmp_path: P
 
 
 def test_others_may_reach_it_with_a_key_alone(tmp_path: Path) -> None:
-    engine = script(tmp_path, {"text": "Hello."})
+    engine = write_script(tmp_path, [{"text": "Hello."}])
     with serving(engine, "--host", "0.0.0.0") as server:
         told = "  with a key made for this run: "
         assert server.greeting[2].startswith(told)

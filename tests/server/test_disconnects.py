@@ -10,16 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pelton.async_llm import AsyncLLM
-from pelton.config import load_settings
 from pelton.engine.messages import EngineStats
 from pelton.server import health
 from pelton.server.app import Application
 from pelton.server.context import ServerContext
 from pelton.server.lifecycle import HttpServer, listen
 from pelton.server.openai import ROUTES
+from tests.scripted import settings_for, write_script
 from tests.server.serving import PATIENCE_S, Client, request, run
 
-MODEL = Path(__file__).parents[1] / "fixtures" / "scripted" / "model"
 _AT_ONCE = 24
 _ANSWER_TOKENS = 40
 
@@ -45,11 +44,8 @@ class Reports:
 @asynccontextmanager
 async def scripted(tmp_path: Path) -> AsyncIterator[tuple[int, ServerContext, Reports]]:
     """A server with an engine process of 8 sequences that says 40 tokens, each after half a millisecond."""
-    script = tmp_path / "script.jsonl"
-    head = {"model": str(MODEL), "max_model_len": 512, "max_num_seqs": 8, "kv_cache_bytes": 64 << 20}
     answer = {"tokens": list(range(40, 40 + _ANSWER_TOKENS)), "delay_s": 0.0005}
-    script.write_text("\n".join(json.dumps(line) for line in (head, answer)))
-    settings = load_settings({"engine": f"scripted:{script}", "max_queue": 1000})
+    settings = settings_for(write_script(tmp_path, [answer]), max_queue=1000)
     reports = Reports()
     async with await AsyncLLM.start(settings, on_stats=reports.take) as llm:
         await llm.wait_ready()

@@ -21,10 +21,11 @@ from pelton.platforms.platform import Platform, PlatformFacts, lay_out_cache, wh
 BLOCK_BYTES = {BLOCKS["outlier"]: 64, BLOCKS["exact"]: 128}  # csrc/kernels/activation_blocks.h
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 # Multiplications of a prompt's products in the time that reads a byte of weights, and how much longer one takes in
-# attention: prefills of 9 to 2,048 tokens and decodes of SmolLM2 (Q4_1) on one x86 machine; of aarch64 no more is known
-# than which x86 level does as much per instruction. A prefill beside decodes is cut by them, no result depends on them.
-PRODUCTS_PER_BYTE = {"generic": 1.0, "avx2": 4.0, "avx512": 7.0, "avx512vnni": 11.0, "neon": 2.0, "dotprod": 4.0}
-ATTENTION_COST = 2.0
+# attention: from decodes of SmolLM2 (Q4_1) on x86 alone and beside prompts of up to 4,000 tokens, a few rows at a time.
+# Of aarch64 no more is known than which x86 level does as much per instruction. They decide how far a prefill
+# gives way to decodes; no result depends on them.
+PRODUCTS_PER_BYTE = {"generic": 1.0, "avx2": 3.0, "avx512": 5.0, "avx512vnni": 8.0, "neon": 2.0, "dotprod": 3.0}
+ATTENTION_COST = 2.5
 
 
 class CpuProvider(Provider):
