@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -16,8 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-SCRIPTED_MODEL = Path(__file__).parents[1] / "fixtures" / "scripted" / "model"
-SIZES = {"max_model_len": 512, "max_num_seqs": 4, "kv_cache_bytes": 64 << 20}
+from tests.scripted import write_script
+
+SIZES = {"max_num_seqs": 4, "kv_cache_bytes": 64 << 20}
 TEXT = "Hello! An umlaut ä and an emoji 🙂 are in it."
 SLOW_TEXT = "slow " * 8
 # By a word of the prompt; all others are answered with TEXT.
@@ -76,10 +76,7 @@ def _url_once_ready(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @contextmanager
 def run_scripted(directory: Path, answers: list[dict[str, Any]], *arguments: str) -> Iterator[RunningServer]:
-    script = directory / "script.jsonl"
-    lines = [{"model": str(SCRIPTED_MODEL), **SIZES}, *answers]
-    script.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with run_server("--engine", f"scripted:{script}", *arguments, log=directory / "log") as server:
+    with run_server("--engine", write_script(directory, answers, **SIZES), *arguments, log=directory / "log") as server:
         yield server
 
 

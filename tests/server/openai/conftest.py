@@ -20,14 +20,18 @@ from tests.server.openai.fake_llm import FakeLLM
 
 @dataclass
 class Answered:
-    """One answer. body: all of it so far. may_go_on: unless set, the client does not read it."""
+    """One answer. may_go_on: unless set, the client does not read it."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
     writes: list[bytes] = field(default_factory=list)
     is_complete: bool = False
     may_go_on: asyncio.Event | None = None
+
+    @property
+    def body(self) -> bytes:
+        """All of it so far."""
+        return b"".join(self.writes)
 
     @property
     def json(self) -> Any:
@@ -79,7 +83,6 @@ class Client:
                 if answered.may_go_on is not None:
                     await answered.may_go_on.wait()
                 assert not answered.is_complete, "nothing comes after the end"
-                answered.body += message["body"]
                 answered.writes.append(message["body"])
                 answered.is_complete = not message.get("more_body", False)
 

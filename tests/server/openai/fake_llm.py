@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from pelton.answer import Answer
@@ -16,8 +15,8 @@ from pelton.errors import ContextLengthError, PeltonError
 from pelton.outputs import RequestOutput
 from pelton.sampling_params import SamplingParams
 from pelton.text_model import TextModel, text_model_from
+from tests.scripted import MODEL
 
-MODEL = Path(__file__).parents[2] / "fixtures" / "scripted" / "model"
 LIMITS = EngineLimits(64, 4, 32, 1 << 20, 1 << 12, 512)
 MAX_PROMPT_BYTES = 4096
 TIMES = RequestTimes(10.0, 11.0, 13.0, 17.0)
