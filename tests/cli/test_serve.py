@@ -120,7 +120,7 @@ def test_an_engine_that_dies_again_and_again_fails_its_request_alone(tmp_path: P
     with serving(write_script(tmp_path, [poison, {"text": "Well."}])) as server:
         body = {"model": "m", "prompt": "poison", "stream": True}
         failed = server.ask("POST", "/v1/completions", body)
-        assert (failed.status, json.load(failed)["error"]["code"]) == (503, "engine_dead")
+        assert (failed.status, json.load(failed)["error"]["code"]) == (500, "request_quarantined")
         assert json.load(server.complete())["choices"][0]["text"] == "Well."
         assert server.ask("GET", "/health").status == 200
         metrics = server.ask("GET", "/metrics").read().decode()
