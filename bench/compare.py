@@ -1,6 +1,6 @@
 """Pelton beside a peer: same file, same threads, runs in turn; medians, ratios pair by pair, shares of ceilings.
 
-    python -m bench.compare MODEL.gguf --peer-python PEER_VENV/bin/python --output bench/results/compare-NAME
+    python -m bench.compare MODEL --peer-python PEER_VENV/bin/python --output bench/results/compare-NAME
 
 The peer is llama.cpp through `llama-cpp-python`, built natively for this machine in an environment of its own:
     python -m venv PEER_VENV
@@ -19,10 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.machine import ceilings, machine_facts
+from bench.machine import ROOT, ceilings, command_of, machine_facts
+from pelton.config import StoreSettings
+from pelton.weights.reference import resolve_reference
 
-HERE = Path(__file__).parent
-WORKERS = {"pelton": HERE / "worker.py", "llama.cpp": HERE / "peer_llama_cpp.py"}
+# Ours as a module, so that it finds Pelton as this one did; the peer's environment knows nothing of us.
+WORKERS = {"pelton": ["-m", "bench.worker"], "llama.cpp": [str(ROOT / "bench" / "peer_llama_cpp.py")]}
 UNITS = {"prefill": "tokens/s", "decode": "tokens/s", "first": "s", "peak": "MB"}
 
 
@@ -30,7 +32,7 @@ def run_worker(python: str, engine: str, request: dict[str, Any]) -> dict[str, f
     """One process from its start to its end. start_to_first_token_s counts from before the interpreter starts."""
     start = time.perf_counter()
     with subprocess.Popen(
-        [python, str(WORKERS[engine]), json.dumps(request)], stdout=subprocess.PIPE, text=True
+        [python, *WORKERS[engine], json.dumps(request)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
@@ -41,18 +43,17 @@ def run_worker(python: str, engine: str, request: dict[str, Any]) -> dict[str, f
     return {**json.loads(rest), "first_token_s": first_token_s}
 
 
-def facts(arguments: argparse.Namespace) -> dict[str, Any]:
+def facts(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     peer = subprocess.run(
         [arguments.peer_python, "-c", "import llama_cpp; print(llama_cpp.__version__)"], capture_output=True, text=True
     ).stdout.strip()
     return {
         **machine_facts(),
         "peer": f"llama-cpp-python {peer}",
-        "model": Path(arguments.model).name,
+        "model": path.name,
         "threads": arguments.threads,
         "rounds": arguments.rounds,
-        "command": f"python -m bench.compare {Path(arguments.model).name} --threads {arguments.threads} "
-        f"--rounds {arguments.rounds}",
+        "command": command_of("bench.compare", arguments, ["model"]),
     }
 
 
@@ -103,7 +104,7 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any], limit: dict[str, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
+    parser.add_argument("model", help="anything that Pelton takes as a model and that is one GGUF file")
     parser.add_argument("--peer-python", required=True)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
@@ -112,9 +113,10 @@ def main() -> None:
     parser.add_argument("--decode-contexts", type=int, nargs="*", default=[16])
     parser.add_argument("--output", type=Path, required=True, help="path without suffix")
     arguments = parser.parse_args()
+    path = resolve_reference(arguments.model, StoreSettings.from_environment())
     longest = max([*arguments.prefill, *(c + arguments.decode for c in arguments.decode_contexts)])
     request = {
-        "model": arguments.model,
+        "model": str(path.resolve()),
         "threads": arguments.threads,
         "context": longest + 64,
         "prefill": arguments.prefill,
@@ -129,8 +131,8 @@ def main() -> None:
             if number > 0:  # the first round warms the file cache
                 runs[engine].append(run)
             print(f"round {number} {engine}: {json.dumps({k: round(v, 3) for k, v in run.items()})}", file=sys.stderr)
-    about, limit = facts(arguments), ceilings(arguments.threads)
-    rows = summarise(runs, Path(arguments.model).stat().st_size, limit)
+    about, limit = facts(arguments, path), ceilings(arguments.threads)
+    rows = summarise(runs, path.stat().st_size, limit)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     report = {"about": about, "ceilings": limit, "rows": rows, "runs": runs}
     arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")

@@ -1,8 +1,8 @@
 """What the engine does on its own: reading weights, a decode step alone and beside a busy process, idling.
 
-    python -m bench.engine MODEL.gguf --output bench/results/engine-NAME
+    python -m bench.engine MODEL --output bench/results/engine-NAME
 
-Writes OUTPUT.json and OUTPUT.md.
+MODEL is anything that Pelton takes as a model. Writes OUTPUT.json and OUTPUT.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.machine import ceilings, machine_facts
+from bench.machine import ceilings, command_of, machine_facts
 from pelton import LLM, SamplingParams
 from pelton.config import load_settings
 from pelton.runner.assembly import prepare
@@ -85,7 +85,7 @@ def main() -> None:
         **machine_facts(),
         "model": name,
         "threads": arguments.threads,
-        "command": f"python -m bench.engine {name} --threads {arguments.threads} --repeat {arguments.repeat}",
+        "command": command_of("bench.engine", arguments, ["model"]),
     }
     document = {"about": about, "ceilings": ceilings(arguments.threads), "measured": found}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)

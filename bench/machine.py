@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,23 @@ def machine_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+
+
+def command_of(module: str, arguments: argparse.Namespace, positional: Sequence[str]) -> str:
+    """The whole command, with every option whether it was given or not; of an absolute path only the name, since the
+    rest is this machine's. positional: the names of the arguments that no option precedes."""
+    words = ["python", "-m", module]
+    for name in positional:
+        words += _words(getattr(arguments, name))
+    for name, value in vars(arguments).items():
+        if name not in positional:
+            words += ["--" + name.replace("_", "-"), *_words(value)]
+    return shlex.join(words)
+
+
+def _words(value: Any) -> list[str]:
+    each = value if isinstance(value, list) else [value]
+    return [Path(text).name if Path(text).is_absolute() else text for text in map(str, each)]
 
 
 def ceilings(threads: int) -> dict[str, float]:

@@ -3,27 +3,30 @@
     python -m bench.quality [MODEL ...] --output bench/results/quality
 
 MODEL is anything that Pelton takes as a model and that holds Llama or Gemma 3 as GGUF. The reference is transformers in
-float32 on the weights as the `gguf` package dequantises them; the texts are those of tests/fixtures/text/passages.txt,
-each a sequence of its own. Needs the test extra. Writes OUTPUT.json and OUTPUT.md.
+float32 on the weights as pelton/quant dequantises them (tests/quant: bitwise as the `gguf` package does, in half its
+time); the texts are those of tests/fixtures/text/passages.txt, each a sequence of its own. Needs the test extra. Writes
+OUTPUT.json and OUTPUT.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from bench.machine import ROOT, machine_facts
+from bench.machine import ROOT, command_of, machine_facts
 from pelton.config import StoreSettings, load_settings
+from pelton.quant.detect import scheme_of
 from pelton.runner.assembly import prepare
 from pelton.runner.capture import forward_logits
 from pelton.text.tokenizer import load_tokenizer
@@ -85,7 +88,7 @@ def reference_model(path: Path) -> PreTrainedModel:
             if family == "gemma3" and values.ndim == 1:
                 values = values - np.float32(1)  # the converter has added it
             order = rotated_neighbours(name, model.config) if family == "llama" else None
-            parameter.copy_(torch.from_numpy(values if order is None else values[np.argsort(order)]))
+            parameter.data = torch.from_numpy(values if order is None else values[np.argsort(order)])
     if stored:
         raise ValueError(f"the reference has no place for {sorted(stored)}")
     return model
@@ -93,10 +96,10 @@ def reference_model(path: Path) -> PreTrainedModel:
 
 def _dequantised(tensor: TensorInfo) -> Array:
     """float32, of the tensor's shape."""
-    rows = int(np.prod(tensor.shape[:-1]))
-    data = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset).reshape(rows, -1)
-    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[tensor.format.upper()])
-    return np.asarray(values, dtype=np.float32).reshape(tensor.shape)
+    *rows, columns = tensor.shape
+    data = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
+    values = scheme_of(tensor.format, tensor.name).unpack(np, data, math.prod(rows), columns)
+    return np.asarray(values).reshape(tensor.shape)
 
 
 def _config(checkpoint: Checkpoint, family: str) -> Any:
@@ -139,11 +142,19 @@ def judge(path: Path, num_tokens: int | None = None) -> list[Judged]:
     if num_tokens is not None:
         encoded = {title: token_ids[: num_tokens // len(encoded)] for title, token_ids in encoded.items()}
     model = reference_model(path)
-    with torch.inference_mode():
-        return [
-            Judged(title, token_ids, model(torch.tensor([token_ids])).logits[0].numpy())
-            for title, token_ids in encoded.items()
-        ]
+    judged = []
+    # Those of one length in one pass, which reads the weights once.
+    for _, alike in itertools.groupby(sorted(encoded.items(), key=_length), key=_length):
+        titles, sequences = zip(*alike, strict=True)
+        with torch.inference_mode():
+            logits = model(torch.tensor(sequences)).logits.numpy()
+        judged += [Judged(*each) for each in zip(titles, sequences, logits, strict=True)]
+    return sorted(judged, key=lambda one: list(encoded).index(one.title))
+
+
+def _length(passage: tuple[str, list[int]]) -> int:
+    _, token_ids = passage
+    return len(token_ids)
 
 
 def measure(path: Path, judged: Sequence[Judged], **settings: Any) -> dict[str, Closeness]:
@@ -176,11 +187,11 @@ def _closeness(positions: Sequence[tuple[float, bool]]) -> Closeness:
     return Closeness(len(positions), float(np.mean(divergences)), agreed / len(positions), max(divergences))
 
 
-def _about(models: Sequence[str], output: Path) -> dict[str, Any]:
+def _about(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         **machine_facts(),
         "torch": torch.__version__,
-        "command": f"python -m bench.quality {' '.join(models)} --output {output}",
+        "command": command_of("bench.quality", arguments, ["models"]),
     }
 
 
@@ -220,7 +231,7 @@ def main() -> None:
             mode: {title: asdict(one) for title, one in measure(path, judged, **settings).items()}
             for mode, settings in MODES.items()
         }
-    report = {"about": _about(arguments.models, arguments.output), "models": models}
+    report = {"about": _about(arguments), "models": models}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     table = _table(report)

@@ -55,14 +55,6 @@ void build_add(TestRig& rig, const TestCase&) {
   set_sizes(rig, kColumns, kColumns, kColumns, kColumns);
 }
 
-void build_scale(TestRig& rig, const TestCase&) {
-  constexpr int64_t kColumns = 37;
-  rig.node.pointer[0] = rig.activations(kColumns);
-  rig.node.pointer[1] = rig.float_output(kRows * kColumns);
-  set_sizes(rig, kColumns, kColumns, kColumns);
-  rig.node.value[0] = 1.7f;
-}
-
 void build_gather_rows(TestRig& rig, const TestCase&) {
   constexpr int64_t kColumns = 37;
   rig.node.dim = Dim::kRows;
@@ -231,7 +223,6 @@ void build_logits_masses(TestRig& rig, const TestCase&) {
 std::vector<TestCase> make_cases() {
   std::vector<TestCase> cases = {
       {"add", "add", build_add},
-      {"scale", "scale", build_scale},
       {"gather_rows", "gather_rows", build_gather_rows},
       {"gated_activation silu", "gated_activation", build_gated_activation, 0, 0},
       {"gated_activation gelu", "gated_activation", build_gated_activation, 0, 1},

@@ -14,16 +14,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pelton.async_llm import AsyncLLM
     from pelton.errors import (
         ChatTemplateError,
         CheckpointError,
         ContextLengthError,
         DownloadError,
+        EngineDeadError,
         KernelError,
         MemoryPlanError,
         ModelError,
         ModelNotFoundError,
+        OverloadError,
         PeltonError,
+        QuarantineError,
+        QueueFullError,
+        QueueTimeoutError,
         RequestError,
         TokenizerError,
         UnsupportedModelError,
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "AsyncLLM": "pelton.async_llm",
     "LLM": "pelton.llm",
     "SamplingParams": "pelton.sampling_params",
     "CompletionOutput": "pelton.outputs",
@@ -45,17 +52,23 @@ _MODULES = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "ChatTemplateError",
     "CheckpointError",
     "CompletionOutput",
     "ContextLengthError",
     "DownloadError",
+    "EngineDeadError",
     "KernelError",
     "Logprob",
     "MemoryPlanError",
     "ModelError",
     "ModelNotFoundError",
+    "OverloadError",
     "PeltonError",
+    "QuarantineError",
+    "QueueFullError",
+    "QueueTimeoutError",
     "RequestError",
     "RequestOutput",
     "SamplingParams",

@@ -46,33 +46,92 @@ def read_bandwidth(team: Team, nbytes: int) -> float:
 def packed_bytes(format: str, n: int, k: int) -> int:
     """Raises ValueError for a format or a shape that can't be."""
 
-def pack(
-    team: Team,
-    format: str,
-    fd: int,
-    offset: int,
-    n: int,
-    k: int,
-    destination: Buffer,
-    destination_offset: int,
-    row_order: Sequence[int] | None = None,
-) -> None:
-    """Reads [n, k] in file layout at `offset` of `fd` with pread, in parallel, and packs it.
-
-    row_order: output row i is file row row_order[i]. Raises EOFError, naming how many bytes are missing, if the file
-    ends before the tensor does, and OSError."""
-
 def unpack(format: str, source: Buffer, offset: int, n: int, k: int) -> Buffer:
     """[n, k] float32 as the format defines it, exactly (for tests and references)."""
 
-def read_floats(format: str, fd: int, offset: int, count: int, destination: Buffer, destination_offset: int) -> None:
-    """Reads `count` floats stored as f32, f16 or bf16 and widens them, exactly, to float32 (norm weights, biases).
-    Raises EOFError."""
+class WeightReads:
+    """Reads any number of tensors with pread, in parallel; see csrc/weight_reads.h. Files stay open until `run`."""
 
-def piece_merges(pieces: list[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, best score of the whole first; see csrc/piece_merges.h.
+    def __init__(self) -> None: ...
+    def add_matrix(
+        self,
+        format: str,
+        fd: int,
+        offset: int,
+        n: int,
+        k: int,
+        destination: Buffer,
+        destination_offset: int,
+        row_order: Sequence[int] | None = None,
+    ) -> None:
+        """[n, k] in file layout, to be packed. row_order: output row i is file row row_order[i]."""
 
-    pieces: all different. scores: one each. Raises ValueError."""
+    def add_vector(
+        self,
+        format: str,
+        fd: int,
+        offset: int,
+        count: int,
+        destination: Buffer,
+        destination_offset: int,
+        row_order: Sequence[int] | None = None,
+        add_one: bool = False,
+    ) -> None:
+        """`count` floats stored as f32, f16 or bf16, to be widened, exactly, to float32 (norm weights, biases).
+        add_one: and 1 added."""
+
+    def run(self, team: Team) -> None:
+        """Raises EOFError, naming how many bytes are missing, if a file ends before a tensor does, and OSError."""
+
+    @property
+    def failed(self) -> int | None:
+        """Which tensor, counted as they were added, the last `run` could not read."""
+
+class Strings:
+    """Strings that stay native until one is asked for."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> str: ...
+
+class Vocabulary:
+    """Token texts by id and ids by text; see csrc/text/vocabulary.h."""
+
+    def __init__(self, tokens: Strings) -> None: ...
+    def __len__(self) -> int: ...
+    def text(self, token_id: int) -> str | None: ...
+    def find(self, text: str) -> int | None: ...
+    def repeated(self) -> tuple[int, int] | None:
+        """Two ids of one text, the lower first."""
+
+class BytePairTokenizer:
+    """Text to token ids; see csrc/text/byte_pair_tokenizer.h."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        added: Sequence[tuple[int, bool, bool, bool]],
+        patterns: Sequence[str],
+        merges: Strings | None,
+        scores: Sequence[float],
+        no_pieces: Sequence[int],
+        byte_level: bool,
+        space_prefix: bool,
+        escape_spaces: bool,
+        drop_unmatched: bool,
+        ignore_merges: bool,
+        byte_fallback: bool,
+        unknown_id: int | None,
+    ) -> None:
+        """added: id, is it a control token, does it swallow space before it, after it. merges: "left right", best
+        first; None: scores of each token, of which no_pieces are never merged. Raises ValueError."""
+
+    def encode(self, text: str, parse_control: bool) -> list[int]:
+        """parse_control: control tokens that the text spells are read as such. Raises ValueError beyond 512 MiB."""
+
+def pattern_matches(pattern: str, text: str) -> list[str]:
+    """What a pattern of csrc/text/pattern.h matches in a text (for tests). Raises ValueError for an unknown pattern."""
 
 def attention_workspace_bytes(
     max_tokens: int, max_context: int, num_threads: int, heads: int, kv_heads: int, head_dim: int
@@ -150,5 +209,8 @@ class GgufHeader:
         """In the file's order. Raises UnicodeDecodeError, as do the others."""
     def value(self, key: str) -> Any:
         """A scalar, a list of str, or a memoryview of numbers. Raises KeyError."""
+    def strings(self, key: str) -> Strings | None:
+        """An array of strings, without a Python object for each; None if `key` has none. Raises UnicodeDecodeError."""
+
     def tensors(self) -> list[tuple[str, tuple[int, ...], str, int, int]]:
         """(name, shape with the slowest dimension first, format, offset in the file, bytes) in the file's order."""

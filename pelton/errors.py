@@ -12,6 +12,11 @@ PeltonError                      exit code 1
 ├── DownloadError                5   network, offline mode, checksum
 ├── RequestError                 1   one request is refused; nothing else is lost
 │   └── ContextLengthError
+├── OverloadError                1   the engine can't take this request now; a later try may succeed
+│   ├── QueueFullError
+│   └── QueueTimeoutError
+├── EngineDeadError              1   the engine's process ended
+│   └── QuarantineError                  while it ran this request, again and again: not to be tried once more
 └── KernelError                  1   a provider, kernel or level can't do what was asked
 """
 
@@ -79,6 +84,30 @@ class RequestError(PeltonError):
 
 
 class ContextLengthError(RequestError):
+    pass
+
+
+class OverloadError(PeltonError):
+    """retry_after_s: when a try is likely to succeed, from how fast requests have been leaving."""
+
+    def __init__(self, message: str, hint: str | None = None, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, hint)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFullError(OverloadError):
+    pass
+
+
+class QueueTimeoutError(OverloadError):
+    pass
+
+
+class EngineDeadError(PeltonError):
+    pass
+
+
+class QuarantineError(EngineDeadError):
     pass
 
 

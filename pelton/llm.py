@@ -9,28 +9,17 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any
 
 from pelton.answer import Answer
 from pelton.config import DEFAULT_MODEL, Settings, load_settings
-from pelton.errors import ChatTemplateError, PeltonError, RequestError, UsageError
+from pelton.errors import PeltonError, RequestError, UsageError
 from pelton.loaded_model import LoadedModel, load_model
 from pelton.outputs import RequestOutput
 from pelton.plan import Plan
 from pelton.sampling_params import SamplingParams
 from pelton.text.tokenizer import Tokenizer
-
-
-class TokensPrompt(TypedDict):
-    prompt_token_ids: list[int]
-
-
-class TextPrompt(TypedDict):
-    prompt: str
-
-
-Prompt = str | list[int] | TokensPrompt | TextPrompt
-Message = Mapping[str, Any]
+from pelton.text_model import Message, Prompt, TextModel, is_list
 
 
 class LLM:
@@ -70,7 +59,7 @@ class LLM:
 
     @property
     def model_name(self) -> str:
-        return self._loaded.name
+        return self._text.name
 
     @property
     def max_model_len(self) -> int:
@@ -88,12 +77,12 @@ class LLM:
         return self._loaded.plan
 
     def get_tokenizer(self) -> Tokenizer:
-        return self._loaded.tokenizer
+        return self._text.tokenizer
 
     @property
     def recommended_sampling(self) -> Mapping[str, Any]:
         """Fields of SamplingParams that the model's own generation settings give, and only those."""
-        return self._loaded.sampling_defaults
+        return self._text.sampling_defaults
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's own generation settings say, else the defaults of SamplingParams."""
@@ -116,7 +105,7 @@ class LLM:
         priority:         one per prompt, lower goes first.
         Raises ContextLengthError or RequestError, naming the prompt, before anything runs.
         """
-        encoded = [self._encoded(prompt) for prompt in _each(prompts)]
+        encoded = [self._text.encode(prompt) for prompt in _each(prompts)]
         return self._run(encoded, self._sampling_for(sampling_params, len(encoded)), priority)
 
     def chat(
@@ -133,15 +122,15 @@ class LLM:
         Control tokens inside a message stay text. Raises ChatTemplateError if the model has no chat template or it
         refuses the messages, else as generate.
         """
-        is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
-        many: list[Any] = [messages] if is_one else list(messages)
-        encoded = [self._encoded_chat(one, add_generation_prompt, chat_template_kwargs or {}) for one in many]
+        encoded = [
+            self._encoded_chat(one, add_generation_prompt, chat_template_kwargs) for one in _each_conversation(messages)
+        ]
         return self._run(encoded, self._sampling_for(sampling_params, len(encoded)))
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """As generate for one prompt, step by step: each output holds what is new. Dropping the iterator ends it."""
-        sampling = sampling_params or self.get_default_sampling_params()
-        return self._stream(*self._encoded(prompt), sampling)
+        (sampling,) = self._sampling_for(sampling_params, 1)
+        return self._stream(*self._text.encode(prompt), sampling)
 
     def stream_chat(
         self,
@@ -152,12 +141,12 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
         """As chat for one conversation, step by step."""
-        sampling = sampling_params or self.get_default_sampling_params()
-        return self._stream(*self._encoded_chat(messages, add_generation_prompt, chat_template_kwargs or {}), sampling)
+        (sampling,) = self._sampling_for(sampling_params, 1)
+        return self._stream(*self._encoded_chat(messages, add_generation_prompt, chat_template_kwargs), sampling)
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, as chat would compute them."""
-        return self._encoded_chat(messages, add_generation_prompt, {})[1]
+        return self._encoded_chat(messages, add_generation_prompt, None)[1]
 
     def close(self) -> None:
         """Gives the model's memory back. Idempotent."""
@@ -179,32 +168,16 @@ class LLM:
             raise PeltonError("this LLM is closed")
         return self._model
 
-    def _encoded(self, prompt: Any) -> tuple[str | None, list[int]]:
-        """(text if it was one, token ids)."""
-        if isinstance(prompt, Mapping):
-            given = dict(prompt)
-            if len(given) != 1 or not given.keys() <= {"prompt", "prompt_token_ids"}:
-                raise UsageError("a prompt as a dict has one key: `prompt` or `prompt_token_ids`")
-            (prompt,) = given.values()
-        if isinstance(prompt, str):
-            return prompt, self._loaded.tokenizer.encode(prompt, parse_special=True)
-        token_ids = list(prompt)
-        if any(isinstance(token, bool) or not isinstance(token, int) for token in token_ids):
-            raise UsageError("a prompt is a text or a list of token ids")
-        return None, token_ids
+    @property
+    def _text(self) -> TextModel:
+        return self._loaded.text
 
     def _encoded_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool, template_arguments: Mapping[str, Any]
+        self, messages: Sequence[Message], add_generation_prompt: bool, template_arguments: Mapping[str, Any] | None
     ) -> tuple[str, list[int]]:
-        """(text as the model's template writes it, token ids)."""
-        template = self._loaded.chat_template
-        if template is None:
-            raise ChatTemplateError(
-                f"`{self.model_name}` has no chat template: it continues texts, it does not converse",
-                "use `generate`, or take an instruction-tuned model",
-            )
-        text, token_ids = template.encode(messages, add_generation_prompt=add_generation_prompt, **template_arguments)
-        return text, token_ids
+        return self._text.encode_chat(
+            messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=template_arguments
+        )
 
     def _sampling_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -213,6 +186,8 @@ class LLM:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
             return [given] * count
+        if not is_list(given) or not all(isinstance(one, SamplingParams) for one in given):
+            raise UsageError(f"`sampling_params` is a SamplingParams or a list of them, not `{type(given).__name__}`")
         if len(given) != count:
             raise UsageError(f"there are `{count}` prompts, but `{len(given)}` sampling params")
         return given
@@ -224,6 +199,8 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         engine = self._loaded.engine
+        if priority is not None and not (is_list(priority) and all(isinstance(one, int) for one in priority)):
+            raise UsageError("`priority` is a list of whole numbers, one per prompt")
         if priority is not None and len(priority) != len(prompts):
             raise UsageError(f"there are `{len(prompts)}` prompts, but `{len(priority)}` priorities")
         for index, ((_, token_ids), params) in enumerate(zip(prompts, sampling, strict=True)):
@@ -267,7 +244,7 @@ class LLM:
         loaded = self._loaded
         request_id = str(next(self._request_numbers))
         # Known here before the engine knows of it: a step never tells of a request that has no answer.
-        answer = self._answers[request_id] = Answer(request_id, text, token_ids, sampling, loaded.tokenizer)
+        answer = self._answers[request_id] = Answer(request_id, text, token_ids, sampling, loaded.text.tokenizer)
         try:
             loaded.engine.add(request_id, token_ids, sampling, priority=priority)
         except BaseException:
@@ -288,8 +265,16 @@ class LLM:
 
 
 def _each(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """One prompt is a text, a dict, or a list of numbers; all else is a list of prompts."""
-    if isinstance(prompts, str | Mapping):
+    """One prompt is a text, a dict, or a list of numbers; any other list is one of prompts."""
+    if not is_list(prompts):
         return [prompts]
     many: list[Any] = list(prompts)
-    return [many] if many and isinstance(many[0], int) else many
+    return [many] if many and isinstance(many[0], int | float) else many
+
+
+def _each_conversation(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Any]:
+    """One conversation is a list of dicts; a list of lists is several."""
+    if not is_list(messages):
+        return [messages]
+    many: list[Any] = list(messages)
+    return many if all(is_list(one) for one in many) else [many]

@@ -1,47 +1,29 @@
-"""A model that can answer: its engine, tokenizer, chat template and generation settings, loaded together.
+"""A model that can answer in this process: its engine and its text side, loaded together.
 
 What its program is made of is runner/assembly.py's.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Generic, TypeVar, cast
 
-from pelton.config import Settings
+from pelton.config import NATIVE_ENGINE, Settings
 from pelton.engine.engine import Engine
-from pelton.errors import CheckpointError, UsageError
 from pelton.plan import Plan
-from pelton.sampling_params import SamplingParams
+from pelton.sizes import format_bytes
+from pelton.text_model import TextModel, load_text_model
 
-if TYPE_CHECKING:
-    from pelton.text.chat_template import ChatTemplate
-    from pelton.text.tokenizer import Tokenizer
-
-# Of generation_config.json, by our name for it.
-_GENERATION_SETTINGS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_tokens": "max_new_tokens",
-}
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """name: as it was asked for. sampling_defaults: fields of SamplingParams that the model's files recommend."""
-
-    name: str
+    text: TextModel
     engine: Engine
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
     plan: Plan
-    sampling_defaults: Mapping[str, Any]
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -51,38 +33,77 @@ class LoadedModel:
 def load_model(settings: Settings) -> LoadedModel:
     """Finds, plans and loads. Raises ModelError, DownloadError, MemoryPlanError or UsageError."""
     from pelton.runner.assembly import prepare
-    from pelton.text.chat_template import load_chat_template
-    from pelton.text.tokenizer import load_tokenizer
 
     prepared = prepare(settings)
-    checkpoint = prepared.checkpoint
-    source = checkpoint.metadata if checkpoint.kind == "gguf" else checkpoint.files[0].parent
-    tokenizer = load_tokenizer(source)
-    tokenizer.check_vocab_size(prepared.spec.vocab_size)
-    chat_template = load_chat_template(source, tokenizer)
-    generation = read_generation_config(checkpoint.sidecars.get("generation_config.json"))
-    runner = prepared.load()
-    # An end that the model has no row for can't be drawn.
-    ends = sorted(token_id for token_id in tokenizer.eog_token_ids if token_id < prepared.spec.vocab_size)
-    engine = Engine(runner, prepared.plan.limits, tuple(ends))
-    return LoadedModel(prepared.name, engine, tokenizer, chat_template, prepared.plan, generation)
-
-
-def read_generation_config(file: Path | None) -> dict[str, Any]:
-    """The sampling that a generation_config.json recommends; empty without one.
-
-    Raises CheckpointError if the file is malformed or recommends what can't be.
-    """
-    if file is None:
-        return {}
+    # Reading weights keeps the cores busy without the interpreter: what text needs is made beside it.
+    loading = _Task(lambda: load_text_model(prepared.name, prepared.checkpoint))
     try:
-        content = json.loads(file.read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError("not an object")
-        found = {
-            ours: content[theirs] for ours, theirs in _GENERATION_SETTINGS.items() if content.get(theirs) is not None
-        }
-        SamplingParams(**found)
-    except (OSError, ValueError, RecursionError, UsageError) as error:
-        raise CheckpointError(f"`{file}` can't be used: {error}", "correct or remove the file") from error
-    return found
+        runner = prepared.load()
+    finally:
+        loading.wait()
+    try:
+        text = loading.result()
+        text.tokenizer.check_vocab_size(prepared.spec.vocab_size)
+    except BaseException:
+        runner.close()
+        raise
+    limits = prepared.plan.limits
+    return LoadedModel(text, Engine(runner, limits, text.end_token_ids(limits.vocab_size)), prepared.plan)
+
+
+def load_engine(settings: Settings, report: Callable[[str, list[str]], None]) -> Engine:
+    """The engine alone, for a process that needs no text; it is told the tokens that end an answer later.
+
+    report: takes the name of each phase as it begins, and what is known by then, in lines for people. Raises as
+    load_model.
+    """
+    if settings.server.engine != NATIVE_ENGINE:
+        from pelton.scripted_model import load_scripted_engine
+
+        report("reading the script", [])
+        return load_scripted_engine(settings.server.engine)
+    from pelton.runner.assembly import prepare
+
+    report("reading headers", [])
+    prepared = prepare(settings)
+    report("reading weights", _facts(prepared.plan))
+    return Engine(prepared.load(), prepared.plan.limits)
+
+
+def _facts(plan: Plan) -> list[str]:
+    """What a user wants to see before it is loaded."""
+    weights = [line for line in plan.memory if line.name.startswith("weights")]
+    formats = ", ".join(line.name.removeprefix("weights ") for line in weights)
+    limits = plan.limits
+    return [
+        f"{format_bytes(sum(line.nbytes for line in weights))} of weights ({formats})",
+        f"{limits.max_num_seqs} sequences at once, each of up to {limits.max_model_len} tokens",
+        f"{format_bytes(limits.kv_cache_bytes)} of {plan.kv_dtype} keys and values for all of them",
+        f"{plan.threads} threads with the `{plan.level}` kernels",
+    ]
+
+
+class _Task(Generic[Result]):
+    """Work in a thread of its own, begun at once. What it raises comes out of `result`."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="pelton-text", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
+            self._error = error
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def result(self) -> Result:
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return cast(Result, self._result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pelton.engine.request import FinishReason
+from pelton.engine.request import FinishReason, RequestTimes
 
 
 @dataclass(slots=True)
@@ -31,6 +31,8 @@ class CompletionOutput:
     finish_reason:       "stop", "length" (max_tokens, or the context is full), "abort" or "error"; None while it runs.
     stop_reason:         the stop string or stop token that ended it; None for end-of-sequence and all else.
     error:               why finish_reason is "error".
+    times:               when it was taken in, started, and so on; None while it runs, and from `LLM` if a stop string
+                         ended it.
     """
 
     index: int
@@ -41,6 +43,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    times: RequestTimes | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class RequestOutput:
     prompt:           None if it was given as token ids.
     prompt_logprobs:  one per prompt token, None for the first; None unless asked for.
     outputs:          one per choice; from `stream`, only choices that got something, with what is new.
+    num_cached_tokens:  prompt tokens that the first choice found in the prefix cache.
     """
 
     request_id: str
@@ -58,3 +62,4 @@ class RequestOutput:
     prompt_logprobs: list[PositionLogprobs | None] | None
     outputs: list[CompletionOutput]
     finished: bool
+    num_cached_tokens: int = 0

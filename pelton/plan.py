@@ -22,7 +22,9 @@ from pelton.cache.groups import (
 )
 from pelton.config import Settings
 from pelton.engine.scheduler import EngineLimits
+from pelton.engine.step_costs import MAX_STRETCH, StepCosts
 from pelton.errors import MemoryPlanError, UsageError
+from pelton.platforms.platform import PlatformFacts
 from pelton.sizes import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ _CACHED_PER_SEQUENCE = 2048
 # No plan without room for one conversation of a few turns.
 _LEAST_CONTEXT = 256
 _MIB = 1 << 20
+_LATE_POSITION = 4000  # of a long prompt, to show what is left of a step there
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ class ModelFacts:
     cache_groups:          kv_dtype -> its cache groups with their block sizes.
     step_bytes:            memory of a step whatever its size: the head's tile of logits, constants.
     step_bytes_per_token:  memory of a step for each token that it computes.
+    products_per_token:    multiplications of a prompt's token with weights.
+    attention_per_position:  multiplications of a token in attention, for each position that it sees, in layers that
+                           see them all.
     """
 
     name: str
@@ -57,24 +63,8 @@ class ModelFacts:
     cache_groups: Mapping[str, tuple[CacheGroupSpec, ...]]
     step_bytes: int
     step_bytes_per_token: int
-
-
-@dataclass(frozen=True)
-class PlatformFacts:
-    """What the plan must know of the machine.
-
-    usable_bytes:  memory that may still be taken; usable_reason says who limits it.
-    num_threads:   threads that compute best; max_threads: those that can run at once.
-    levels:        instruction levels of the kernels, best first: name -> why it can't be used, None if it can.
-    """
-
-    name: str
-    usable_bytes: int
-    usable_reason: str
-    num_threads: int
-    threads_reason: str
-    max_threads: int
-    levels: Mapping[str, str | None]
+    products_per_token: int
+    attention_per_position: int
 
 
 @dataclass(frozen=True)
@@ -147,7 +137,7 @@ class _Resolver:
             self._derive("provider_order", None, "the platform's own order")
         else:
             self._keep("provider_order")
-        for name in ("activations", "disabled_kernels", "strict"):
+        for name in ("activations", "disabled_kernels", "prefix_cache", "strict"):
             self._keep(name)
 
         self.groups = self.model.cache_groups[kv_dtype]
@@ -159,7 +149,14 @@ class _Resolver:
         kv_cache_bytes = self._kv_cache_bytes(room, max_model_len, max_num_seqs, batched_tokens)
         max_num_seqs = self._max_num_seqs(max_num_seqs, kv_cache_bytes, max_model_len, batched_tokens)
         limits = EngineLimits(
-            max_model_len, max_num_seqs, batched_tokens, kv_cache_bytes, self.slab_bytes, self.model.vocab_size
+            max_model_len,
+            max_num_seqs,
+            batched_tokens,
+            kv_cache_bytes,
+            self.slab_bytes,
+            self.model.vocab_size,
+            self._step_costs(level),
+            asked.prefix_cache,
         )
         for line in self.reductions:
             logger.warning("%s", line)
@@ -303,6 +300,22 @@ class _Resolver:
         if wanted < asked:
             return self._adjust("max_num_seqs", asked, wanted, f"a step computes {batched_tokens} tokens")
         return int(self._keep("max_num_seqs"))
+
+    def _step_costs(self, level: str) -> StepCosts:
+        """How far prefills may hold up decodes: from how many rows' products take as long as reading the weights."""
+        model, platform = self.model, self.platform
+        read_rows = self._weight_bytes() * platform.products_per_byte[level] / model.products_per_token
+        half_position = model.products_per_token / max(1.0, model.attention_per_position * platform.attention_cost)
+        costs = StepCosts(read_rows, half_position)
+        allowance = costs.prefill_allowance(costs.row(0))
+        first, late = (int(allowance / costs.row(position)) for position in (0, _LATE_POSITION))
+        self._derive(
+            "prefill_beside_decode",
+            max(1, first),
+            f"a step takes at most {MAX_STRETCH:g}x one stream's decode ({read_rows + 1:.0f} rows); "
+            f"{max(1, late)} at position {_LATE_POSITION}",
+        )
+        return costs
 
     # Arithmetic.
 

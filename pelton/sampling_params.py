@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pelton.errors import UsageError
 
@@ -26,10 +28,11 @@ class SamplingParams:
     top_p, min_p:       keep the smallest set with mass >= top_p; drop tokens below min_p x the best probability.
     seed:               None draws one at admission. The same seed, prompt and position give the same token,
                         whatever runs beside it.
-    max_tokens:         None means until the context is full.
+    max_tokens:         None means until the context is full. A full context also ends an answer that has fewer: its
+                        finish_reason is "length" then as well, and its tokens are fewer than max_tokens.
     min_tokens:         end-of-sequence and stop tokens can't be chosen before as many tokens.
     stop:               strings that end the text (not included unless include_stop_str_in_output).
-    stop_token_ids:     tokens that end it.
+    stop_token_ids:     tokens that end it. Like stop and logit_bias, None is none.
     logprobs:           report the chosen token's log-probability and this many alternatives (0 to 20); None: nothing.
     prompt_logprobs:    the same for every prompt token after the first.
     logit_bias:         token id -> added to its logit, at most 1,024 entries, each within [-100, 100].
@@ -56,11 +59,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _dict("logit_bias", self.logit_bias))
         _check_integer("n", self.n, 1, MAX_CHOICES)
         _check("temperature", self.temperature, 0.0, 100.0)
         _check_integer("top_k", self.top_k, -1, 1 << 31)
@@ -84,12 +85,32 @@ class SamplingParams:
             raise UsageError(f"`stop` takes at most {MAX_STOP_STRINGS} strings, none of them empty")
         if any(len(stop) > MAX_STOP_CHARACTERS for stop in self.stop):
             raise UsageError(f"a stop string has at most {MAX_STOP_CHARACTERS} characters")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"`{name}` is `{getattr(self, name)!r}`, which is neither true nor false")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise UsageError(f"`logit_bias` has `{len(self.logit_bias)}` entries; at most {MAX_LOGIT_BIAS} are taken")
         for token, bias in self.logit_bias.items():
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 raise UsageError(f"`logit_bias` has key `{token!r}`; keys are token ids")
             _check(f"logit_bias[{token}]", bias, -100.0, 100.0)
+
+
+def _tuple(name: str, value: Any) -> tuple[Any, ...]:
+    """None is none, as in vLLM."""
+    if value is None:
+        return ()
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Collection):
+        raise UsageError(f"`{name}` is `{value!r}`, which is not a list")
+    return tuple(value)
+
+
+def _dict(name: str, value: Any) -> dict[Any, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UsageError(f"`{name}` is `{value!r}`, which is not a dict")
+    return dict(value)
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:

@@ -11,22 +11,24 @@ from tests.report import FullRunReport
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="every test at its full count; writes a report")
+    parser.addoption("--all", action="store_true", help="every test at its full count; a whole run writes a report")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--all"):
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    is_whole = is_whole and not (config.option.keyword or config.option.markexpr or config.option.collectonly)
+    if config.getoption("--all") and is_whole:
         config.pluginmanager.register(FullRunReport())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `full` belong to --all alone; deselected, not skipped."""
+    """Tests marked `full` or `clients` belong to --all alone; deselected, not skipped."""
     if config.getoption("--all"):
         return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+    left_out = [item for item in items if item.get_closest_marker("full") or item.get_closest_marker("clients")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

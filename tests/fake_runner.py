@@ -5,13 +5,16 @@ It holds the engine to the contract: a row sees exactly the tokens before it, in
 
 from __future__ import annotations
 
+import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pelton.cache.groups import BLOCK_TOKENS, OFFSET_UNIT, CacheGroupSpec
 from pelton.engine.batch import Batch, NewRequest, SlotResult, SlotWork, StepResult, TokenLogprobs
 from pelton.engine.engine import Engine
 from pelton.engine.scheduler import EngineLimits
+from pelton.engine.step_costs import StepCosts
 
 VOCAB_SIZE = 50
 EOS = 1
@@ -20,22 +23,35 @@ FULL = CacheGroupSpec("full", 128)
 
 @dataclass
 class _Slot:
+    """marks[p]: what a block must hold at position p, a hash of all tokens up to it and of who may share them."""
+
     request: NewRequest
     token_ids: list[int]
-    tables: list[list[int | None]]
+    salt: str
+    marks: list[int] = field(default_factory=list)
+    tables: list[list[int | None]] = field(default_factory=list)
     num_computed: int = 0
+    has_worked: bool = False
+
+    def mark(self, position: int) -> int:
+        for index in range(len(self.marks), position + 1):
+            self.marks.append(hash((self.marks[-1] if index else self.salt, self.token_ids[index])))
+        return self.marks[position]
 
 
 @dataclass
 class FakeRunner:
     """fail_on: a drawn token that makes its slot fail. interrupt_at: number of the step after which Ctrl-C comes.
-    steps: every batch, in order."""
+    salt_of: a request's, which a runner is not told.
+    steps: every batch, in order. has_failed: empty slots may be given back since."""
 
     cache_groups: list[CacheGroupSpec] = field(default_factory=lambda: [FULL])
     fail_on: int | None = None
     interrupt_at: int | None = None
     steps: list[Batch] = field(default_factory=list)
     is_closed: bool = False
+    has_failed: bool = False
+    salt_of: Callable[[NewRequest], str] = lambda _: ""
     _slots: dict[int, _Slot] = field(default_factory=dict)
     _memory: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # (group, block) -> 16 tokens' marks
     _owners: dict[int, tuple[int, int]] = field(default_factory=dict)  # 64 bytes of the pool -> who wrote there last
@@ -44,13 +60,15 @@ class FakeRunner:
         assert batch.work, "an empty step"
         self.steps.append(batch)
         for slot in batch.finished_slots:
-            del self._slots[slot]
+            assert slot in self._slots or self.has_failed, "an empty slot is given back"
+            self._slots.pop(slot, None)
         for new in batch.new:
             assert new.slot not in self._slots, "a slot was given twice"
-            self._slots[new.slot] = _Slot(new, list(new.token_ids), [])
+            self._slots[new.slot] = _Slot(new, list(new.token_ids), self.salt_of(new))
         assert len({work.slot for work in batch.work}) == len(batch.work), "a slot works twice in one step"
         outcome = StepResult([self._work(work) for work in batch.work])
         if len(self.steps) == self.interrupt_at:
+            self.has_failed = True
             raise KeyboardInterrupt
         return outcome
 
@@ -62,13 +80,15 @@ class FakeRunner:
         self._update_tables(slot, work)
         end = work.num_computed + work.num_tokens
         assert work.num_computed == slot.num_computed, "computed tokens were skipped or repeated"
+        assert work.reset == (not slot.has_worked), "`reset` is for the first step of a slot"
+        slot.has_worked = True
         assert work.num_computed < end <= len(slot.token_ids), "unknown tokens are to be computed"
         assert work.sample == (end == len(slot.token_ids)), "`sample` must follow the last known token"
         for group in range(len(self.cache_groups)):
             for position in range(work.num_computed, end):
                 block = slot.tables[group][position // BLOCK_TOKENS]
                 assert block is not None, "a token is written into a block that was given back"
-                self._write(group, block, position % BLOCK_TOKENS, hash((work.slot, slot.token_ids[position])))
+                self._write(group, block, position % BLOCK_TOKENS, slot.mark(position))
             self._look(slot, work, group)
         slot.num_computed = end
         prompt_logprobs = self._prompt_logprobs(slot, work, end)
@@ -84,22 +104,25 @@ class FakeRunner:
     def _update_tables(self, slot: _Slot, work: SlotWork) -> None:
         if work.reset:
             slot.tables = [[] for _ in self.cache_groups]
-            slot.num_computed = 0
+            slot.num_computed = work.num_computed
         for table, blocks in zip(slot.tables, work.new_blocks, strict=True):
             table.extend(blocks)
         for table, freed in zip(slot.tables, work.freed_blocks or [], strict=False):
             table[:freed] = [None] * freed
 
     def _look(self, slot: _Slot, work: SlotWork, group: int) -> None:
-        """Every token that the first row of this step sees is still what this slot wrote."""
+        """Every token that the first row of this step sees is what this slot wrote or would have written."""
         window = self.cache_groups[group].window
         first = 0 if window is None else max(0, work.num_computed - window + 1)
-        for position in range(first, work.num_computed + work.num_tokens):
-            block = slot.tables[group][position // BLOCK_TOKENS]
-            assert block is not None, f"position {position} is visible but was given back"
+        end = work.num_computed + work.num_tokens
+        slot.mark(end - 1)
+        for start in range(first - first % BLOCK_TOKENS, end, BLOCK_TOKENS):
+            block = slot.tables[group][start // BLOCK_TOKENS]
+            assert block is not None, f"position {max(start, first)} is visible but was given back"
             assert all(self._owners[unit] == (group, block) for unit in self._units(group, block)), "another group's"
-            seen = self._memory[group, block][position % BLOCK_TOKENS]
-            assert seen == hash((work.slot, slot.token_ids[position])), f"position {position} was overwritten"
+            positions = slice(max(start, first), min(start + BLOCK_TOKENS, end))
+            seen = self._memory[group, block][positions.start - start : positions.stop - start]
+            assert seen == slot.marks[positions], f"another prefix is seen among {positions}"
 
     def _write(self, group: int, block: int, index: int, mark: int) -> None:
         self._memory.setdefault((group, block), [0] * BLOCK_TOKENS)[index] = mark
@@ -138,10 +161,25 @@ def engine_of(
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 32,
     fail_on: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    step_costs: StepCosts | None = None,
+    prefix_cache: bool = True,
+    steps_between_checks: int = 1000,
 ) -> Engine:
     """An engine over a fake runner. A slab is 512 bytes: four blocks of the full group."""
-    limits = EngineLimits(max_model_len, max_num_seqs, max_num_batched_tokens, num_slabs * 512, 512, VOCAB_SIZE)
-    return Engine(FakeRunner(groups or [FULL], fail_on), limits, (EOS,))
+    limits = EngineLimits(
+        max_model_len,
+        max_num_seqs,
+        max_num_batched_tokens,
+        num_slabs * 512,
+        512,
+        VOCAB_SIZE,
+        step_costs,
+        prefix_cache,
+    )
+    return Engine(
+        FakeRunner(groups or [FULL], fail_on), limits, (EOS,), clock=clock, steps_between_checks=steps_between_checks
+    )
 
 
 def runner_of(engine: Engine) -> FakeRunner:

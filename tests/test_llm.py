@@ -15,13 +15,16 @@ from pelton.llm import LLM
 from pelton.loaded_model import LoadedModel
 from pelton.plan import Plan
 from pelton.sampling_params import SamplingParams
+from pelton.text_model import TextModel
 from tests.fake_runner import EOS, draw, engine_of, runner_of
 
 
 class FakeTokenizer:
     strips_leading_space = False
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, max_bytes: int | None = None
+    ) -> list[int]:
         return [ord(character) - 48 for character in text]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True, at_start: bool = True) -> str:
@@ -46,12 +49,14 @@ def make_llm(*, has_template: bool = True, defaults: Mapping[str, Any] | None = 
     engine = engine_of(**sizes)
     return LLM.of(
         LoadedModel(
-            name="fake",
+            TextModel(
+                name="fake",
+                tokenizer=FakeTokenizer(),  # type: ignore[arg-type]
+                chat_template=FakeTemplate() if has_template else None,  # type: ignore[arg-type]
+                sampling_defaults=defaults or {},
+            ),
             engine=engine,
-            tokenizer=FakeTokenizer(),  # type: ignore[arg-type]
-            chat_template=FakeTemplate() if has_template else None,  # type: ignore[arg-type]
             plan=Plan(engine.limits, "bf16", "outlier", 1, "plain", None, (), {}, (), 0, ()),
-            sampling_defaults=defaults or {},
         )
     )
 
@@ -282,7 +287,21 @@ def test_a_failing_request_leaves_the_others_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "prompts", [{"prompt": "A", "prompt_token_ids": [1]}, {"text": "A"}, [1, "A"], [[1, 2.5]], [[True]]]
+    "prompts",
+    [
+        {"prompt": "A", "prompt_token_ids": [1]},
+        {"text": "A"},
+        {"prompt": 5},
+        [1, "A"],
+        [1.5],
+        [[1, 2.5]],
+        [[True]],
+        [None],
+        b"A",
+        [b"A"],
+        None,
+        7,
+    ],
 )
 def test_what_is_no_prompt_is_refused(prompts: Any) -> None:
     with pytest.raises(UsageError, match="a prompt"):
@@ -294,6 +313,34 @@ def test_counts_that_differ_are_refused() -> None:
         make_llm().generate(["A", "B"], [SAMPLING])
     with pytest.raises(UsageError, match="`1` prompts, but `2` priorities"):
         make_llm().generate(["A"], SAMPLING, priority=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"sampling_params": {"temperature": 0}}, "`sampling_params`"),
+        ({"sampling_params": [None]}, "`sampling_params`"),
+        ({"priority": 1}, "`priority`"),
+        ({"priority": ["high"]}, "`priority`"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(arguments: dict[str, Any], name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        make_llm().generate(["A"], **arguments)
+
+
+@pytest.mark.parametrize("messages", ["hi", b"hi", None, [["hi"]], ["hi"], [{"role": "user"}, 3], {"role": "user"}])
+def test_what_is_no_conversation_is_refused(messages: Any) -> None:
+    llm = make_llm()
+    with pytest.raises(UsageError, match="`messages`"):
+        llm.chat(messages)
+    with pytest.raises(UsageError, match="`messages`"):
+        llm.stream_chat(messages)
+
+
+def test_template_arguments_of_another_kind_are_named() -> None:
+    with pytest.raises(UsageError, match="`chat_template_kwargs`"):
+        make_llm().chat([{"role": "user", "content": "A"}], chat_template_kwargs=["x"])  # type: ignore[arg-type]
 
 
 def test_an_empty_prompt_is_refused() -> None:

@@ -24,6 +24,31 @@ def test_numbers_that_float32_would_take_for_zero_are_refused(name: str) -> None
         SamplingParams(**{name: LEAST_POSITIVE / 2})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", 3),
+        ("stop", b"end"),
+        ("stop", {"end": 1}),
+        ("stop", [b"end"]),
+        ("stop_token_ids", 3),
+        ("logit_bias", [1]),
+        ("logit_bias", {"1": 2.0}),
+        ("logit_bias", {1: "2"}),
+        ("temperature", None),
+        ("ignore_eos", "no"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"`{name}"):
+        SamplingParams(**{name: value})
+
+
+def test_none_means_none() -> None:
+    given: Any = {"stop": None, "stop_token_ids": None, "logit_bias": None}
+    assert SamplingParams(**given) == SamplingParams()
+
+
 def test_a_stop_string_that_is_too_long_is_refused() -> None:
     with pytest.raises(UsageError, match="at most 1024 characters"):
         SamplingParams(stop=("x" * 1025,))

@@ -1,4 +1,4 @@
-// What a row needs between products when no kernel has it fused: `gated_activation`, `add`, `scale`, `gather_rows`.
+// What a row needs between products when no kernel has it fused: `gated_activation`, `add`, `gather_rows`.
 #include "../kernel_table.h"
 #include "../vec/vec.h"
 #include "activation_blocks.h"
@@ -68,16 +68,6 @@ void run_add(const Node& node, const Step& step, int64_t piece, Scratch&) {
   }
 }
 
-// P0 x P1 out (may be x); S0 columns S1 x stride S2 out stride; V0 factor.
-void run_scale(const Node& node, const Step& step, int64_t piece, Scratch&) {
-  const F32 factor = f32_set(node.value[0]);
-  const RowRange rows(node, step, piece);
-  for (int64_t row = rows.first; row < rows.end; ++row) {
-    const float* x = row_of(node, 0, row, node.size[1]);
-    map_row(x, x, out_row(node, 1, row, node.size[2]), node.size[0], [&](F32 a, F32) { return mul(a, factor); });
-  }
-}
-
 // P0 x P1 out; S0 columns S1 x stride S2 out stride. A head node: out row r is body row step.logit_rows[r].
 void run_gather(const Node& node, const Step& step, int64_t piece, Scratch&) {
   const RowRange rows(node, step, piece);
@@ -91,7 +81,6 @@ constexpr KernelEntry kKernels[] = {
     {"add", run_add, pieces},
     {"gated_activation", run_gated, pieces},
     {"gather_rows", run_gather, pieces},
-    {"scale", run_scale, pieces},
 };
 
 }  // namespace

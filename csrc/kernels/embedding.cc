@@ -4,7 +4,7 @@
 //
 // A piece is one row: a lane of one panel is decoded, by the code that defines the format (pack_formats.cc).
 #include "../kernel_table.h"
-#include "../pack_formats.h"
+#include "../unpack_formats.h"
 #include "../vec/vec.h"
 
 namespace pelton::PELTON_LEVEL {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 import time
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from dataclasses import asdict, dataclass
 
 from pelton.errors import RequestError, UsageError
 from pelton.outputs import RequestOutput
+
+# Time for a pipe beside a prompt to say its first byte: what produces it starts at the same moment.
+PIPE_WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,35 @@ def show(outputs: Iterator[RequestOutput], *, quietly: bool = False) -> Answer:
         if close is not None:
             close()
     return Answer("".join(pieces), finish_reason, prompt_tokens, completion_tokens, first, last)
+
+
+def prompt_and_pipe(prompt: str | None) -> tuple[str, str]:
+    """The prompt that was typed, and the text on standard input; "" for none.
+
+    Without a prompt, or with `-` for one, all of standard input is read, however long it takes. Beside a prompt it is
+    read too, but a pipe from which nothing comes at first, as one that a script left open, is left alone and told.
+    """
+    if prompt is None or prompt == "-":
+        return "", piped_text()
+    if _is_idle_pipe():
+        print(
+            f"(nothing came from standard input within {PIPE_WAIT_S:g} s: answering without it; "
+            "give the prompt through the pipe too, with `-` in its place, to wait)",
+            file=sys.stderr,
+        )
+        return prompt, ""
+    return prompt, piped_text()
+
+
+def _is_idle_pipe() -> bool:
+    """Whether it may take for ever to read standard input. Files and closed pipes are ready at once."""
+    if sys.stdin is None or is_terminal():
+        return False
+    try:
+        ready, _, _ = select.select([sys.stdin], [], [], PIPE_WAIT_S)
+    except (OSError, ValueError):  # not a file of the system's, or one that can't be waited for
+        return False
+    return not ready
 
 
 def piped_text() -> str:

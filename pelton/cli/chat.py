@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pelton.cli.answering import Answer, is_terminal, piped_text, show
+from pelton.cli.answering import Answer, is_terminal, prompt_and_pipe, show
 from pelton.cli.options import SAMPLING, add_json, add_sampling, add_settings, sampling_given, settings_from
 from pelton.config import DEFAULT_MODEL
 from pelton.errors import PeltonError, UsageError
@@ -27,11 +27,17 @@ HISTORY_LINES = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", help="answer this and exit; text that is piped in is put after it")
+    add_prompt(parser)
     parser.add_argument(
         "--model", default=DEFAULT_MODEL, help=f"file, directory, org/repo or pypi:package ({DEFAULT_MODEL})"
     )
     add_chat_arguments(parser)
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prompt", nargs="?", help="answer this and exit; text that is piped in is put after it; `-` is that text alone"
+    )
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +49,8 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    prompt = "\n\n".join(part for part in (arguments.prompt, piped_text().strip()) if part)
+    typed, piped = prompt_and_pipe(arguments.prompt)
+    prompt = "\n\n".join(part for part in (typed, piped.strip()) if part)
     is_interactive = not prompt
     if is_interactive and (arguments.json or not is_terminal()):
         raise UsageError("there is no prompt", 'give one: pelton chat "Why is the sky blue?"')

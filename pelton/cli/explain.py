@@ -14,6 +14,7 @@ from pelton.config import DEFAULT_MODEL
 from pelton.platforms.discover import statuses
 from pelton.sizes import format_bytes
 from pelton.text.chat_template import has_chat_template
+from pelton.text.gguf_vocabulary import NATIVE_MODELS
 from pelton.text.pre_tokenizers import verification
 
 if TYPE_CHECKING:
@@ -83,15 +84,26 @@ def describe(model: PreparedModel) -> dict[str, Any]:
 
 
 def _tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the files say of it; nothing is built. checked: of GGUF's pre types alone, a tokenizer.json says all."""
+    """What the files say of it; nothing is built.
+
+    is_native: not by the `tokenizers` library. checked: of GGUF's pre types alone, a tokenizer.json says all.
+    """
     if checkpoint.kind != "gguf":
         source = checkpoint.files[0].parent
         name = "tokenizer.json" if "tokenizer.json" in checkpoint.sidecars else None
-        return {"model": name, "pre": None, "checked": None, "has_chat_template": has_chat_template(source)}
+        has_template = has_chat_template(source)
+        return {
+            "model": name,
+            "is_native": False,
+            "pre": None,
+            "checked": None,
+            "has_chat_template": has_template,
+        }
     metadata = checkpoint.metadata
     pre = metadata.get("tokenizer.ggml.pre")
     return {
         "model": metadata.get("tokenizer.ggml.model"),
+        "is_native": metadata.get("tokenizer.ggml.model") in NATIVE_MODELS,
         "pre": pre,
         "checked": verification(pre) if isinstance(pre, str) else None,
         "has_chat_template": has_chat_template(metadata),
@@ -145,6 +157,8 @@ def _text(tokenizer: dict[str, Any]) -> list[str]:
     kind = f"tokenizer: {tokenizer['model'] or 'none'}"
     if tokenizer["pre"] is not None:
         kind += f", words cut as `{tokenizer['pre']}` ({tokenizer['checked']})"
+    if tokenizer["model"] is not None and not tokenizer["is_native"]:
+        kind += ", by the `tokenizers` library: larger and slower to start than a native one"
     template = "yes" if tokenizer["has_chat_template"] else "none: the model continues texts (`pelton generate`)"
     return [kind, f"chat template: {template}"]
 

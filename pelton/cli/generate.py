@@ -16,7 +16,7 @@ DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 256}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", help="the text to continue; without it, what is piped in")
+    parser.add_argument("prompt", nargs="?", help="the text to continue; without it, or `-`, what is piped in")
     parser.add_argument(
         "--model", default=DEFAULT_MODEL, help=f"file, directory, org/repo or pypi:package ({DEFAULT_MODEL})"
     )
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    prompt = arguments.prompt if arguments.prompt is not None else piped_text()
+    prompt = piped_text() if arguments.prompt in (None, "-") else arguments.prompt
     if not prompt:
         raise UsageError("there is no text to continue", 'give one: pelton generate "Once upon a time"')
     given = sampling_given(arguments)

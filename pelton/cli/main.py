@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import io
 import json
@@ -19,11 +18,12 @@ from pelton.errors import PeltonError, UsageError
 COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("pelton.cli.chat", "talk to a model, or answer one prompt"),
     "run": ("pelton.cli.run", "`chat` with the model first: pelton run MODEL [PROMPT]"),
+    "serve": ("pelton.cli.serve", "answer many over HTTP, in OpenAI's dialect"),
     "generate": ("pelton.cli.generate", "continue a text as it stands, without a chat template"),
     "explain": ("pelton.cli.explain", "say what a model is and how it would run here, without loading it"),
     "models": ("pelton.cli.models", "list, pull, verify and remove models"),
     "doctor": ("pelton.cli.doctor", "check this machine: instructions, cores, memory, kernels"),
-    "bench": ("pelton.cli.bench", "measure prefill and decode of a model here"),
+    "bench": ("pelton.cli.bench", "measure a model here, or a server under load"),
     "version": ("pelton.cli.version", "print the version"),
 }
 
@@ -71,7 +71,7 @@ def _drop_output() -> None:
 
 def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["help"] and len(arguments) > 1:
-        arguments = [arguments[1], "--help"]
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0 if arguments else 2
@@ -79,19 +79,21 @@ def _dispatch(arguments: list[str]) -> int:
     if name == "--version":
         name = "version"
     parser, run = command(name)
+    _configure_logging()
     try:
         parsed, unknown = parser.parse_known_args(rest)
     except SystemExit as end:  # how argparse leaves after --help
         return int(end.code or 0)
     if unknown:
         raise _unknown_arguments(parser, unknown)
-    _configure_logging()
     return run(parsed)
 
 
 def command(name: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
     """A command's parser, and what runs it. Raises UsageError with the nearest name if there is none of that name."""
     if name not in COMMANDS:
+        import difflib
+
         nearest = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean `pelton {nearest[0]}`?" if nearest else "`pelton --help` lists the commands"
         raise UsageError(f"`{name}` is not a command", hint)
@@ -113,6 +115,8 @@ def _unknown_arguments(parser: argparse.ArgumentParser, unknown: list[str]) -> U
     name = unknown[0].partition("=")[0]
     if not name.startswith("-"):
         return UsageError(f"`{name}` is one argument too many", f"quote texts with spaces; see `{parser.prog} --help`")
+    import difflib
+
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean `{nearest[0]}`?" if nearest else f"`{parser.prog} --help` lists what it takes"
     return UsageError(f"`{parser.prog}` has no option `{name}`", hint)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pelton.config import Settings, load_settings, options
 from pelton.sampling_params import SamplingParams
+from pelton.setting_kinds import Kind
 
 SAMPLING = {
     "temperature": (float, "0 always takes the most likely token"),
@@ -21,19 +22,54 @@ SAMPLING = {
 }
 
 
-def add_settings(parser: argparse.ArgumentParser, *sections: str) -> None:
-    """An option for each setting of these sections, and --config."""
+def add_settings(parser: argparse.ArgumentParser, *sections: str, is_short: bool = False) -> None:
+    """An option for each setting of these sections, and --config.
+
+    is_short: the help leaves those out that few need, and --help-all shows them.
+    """
     group = parser.add_argument_group("settings")
+    hidden: dict[argparse.Action, str] = {}
     for option in options(*sections):
         if option.name == "model":
             continue  # every command says itself how its model is given
-        default = "auto" if option.default is None else option.default
-        text = f"{option.help} (default: {default or 'none'})".replace("%", "%%")
-        if isinstance(option.default, bool):
-            group.add_argument(option.flag, action="store_const", const=True, help=text)
+        text = f"{option.help} (default: {_written(option.default, option.kind)})".replace("%", "%%")
+        if not option.kind.metavar:
+            action = group.add_argument(option.flag, action="store_const", const=True, help=text)
         else:
-            group.add_argument(option.flag, metavar=option.kind.metavar, help=text)
+            action = group.add_argument(option.flag, metavar=option.kind.metavar, help=text)
+        if is_short and option.is_advanced:
+            hidden[action] = text
+            action.help = argparse.SUPPRESS
     group.add_argument("--config", metavar="FILE", type=Path, help="a TOML file with any of these settings")
+    if hidden:
+        group.add_argument("--help-all", action=_HelpAll, nargs=0, hidden=hidden, help="show every option and exit")
+
+
+class _HelpAll(argparse.Action):
+    """hidden: the help of options that --help leaves out."""
+
+    def __init__(self, *, hidden: dict[argparse.Action, str], **given: Any) -> None:
+        super().__init__(**given)
+        self._hidden = hidden
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        for action, text in self._hidden.items():
+            action.help = text
+        parser.print_help()
+        parser.exit()
+
+
+def _written(default: Any, kind: Kind) -> str:
+    """A default as its flag takes it."""
+    match default:
+        case None if kind.metavar.endswith("auto"):
+            return "auto"
+        case bool():
+            return "on" if default else "off"
+        case float():
+            return f"{default:g}s"
+        case _:
+            return str(default or "none")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pelton.cli.chat import add_chat_arguments
+from pelton.cli.chat import add_chat_arguments, add_prompt
 from pelton.cli.chat import run as chat
 
 __all__ = ["add_arguments", "run"]
@@ -12,7 +12,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="file, directory, org/repo or pypi:package")
-    parser.add_argument("prompt", nargs="?", help="answer this and exit")
+    add_prompt(parser)
     add_chat_arguments(parser)
 
 

@@ -39,12 +39,14 @@ class NewRequest(msgspec.Struct, frozen=True):
 class SlotWork(msgspec.Struct, frozen=True):
     """One slot's part of a step.
 
-    num_computed:   tokens whose KV is in the cache before this step. 0 after a preemption.
+    num_computed:   tokens whose KV is in the cache before this step. With `reset` it is more than 0 if the slot starts
+                    with blocks that others have computed; it never writes to those.
     num_tokens:     how many known tokens to compute, >= 1.
     new_blocks:     per cache group, the blocks that this slot has got since its last step, as offsets into the pool in
                     units of 64 bytes. `reset` drops the old tables first (new request, or resumed after preemption).
     freed_blocks:   per cache group, how many leading blocks have been given back by now in all (window layers); None
-                    if that has not changed since the slot's last step.
+                    if that has not changed since the slot's last step. They may be given back from the start; then
+                    their offsets in new_blocks mean nothing.
     sample:         draw the next token from the last row. False while a prompt is still incomplete.
     prompt_logprobs_from:  first prompt position whose log-probability is wanted, None: not wanted. The row at
                     position p - 1 predicts the token at p, so with `end` = num_computed + num_tokens they are wanted
@@ -66,7 +68,7 @@ class SlotWork(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     new: list[NewRequest]
     work: list[SlotWork]
-    finished_slots: list[int]  # freed before `new` enters
+    finished_slots: list[int]  # freed before `new` enters; one that is empty, after a step that broke off, stays so
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

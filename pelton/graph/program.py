@@ -45,7 +45,8 @@ class NodeRow:
 class Program:
     """groups: in order of execution, those over all tokens first, then those over rows that need logits.
 
-    unusable: providers that this machine can't use, with reasons.
+    arena_bytes: for all intermediates of the largest step. head_bytes: for those of a tile of logits alone.
+    unusable:    providers that this machine can't use, with reasons.
     """
 
     graph: Graph
@@ -53,6 +54,7 @@ class Program:
     groups: tuple[Group, ...]
     places: Mapping[Value, Place]
     arena_bytes: int
+    head_bytes: int
     packings: tuple[Packing, ...]
     cache_layout: tuple[CacheGroupLayout, ...]
     unusable: tuple[PassedOver, ...]
@@ -90,13 +92,15 @@ def compile(graph: Graph, target: Target, settings: CompileSettings) -> Program:
     }
     groups = _with_outputs(Fuser(groups, kept, chooser.fused, settings).run(), kept)
     inputs = [value for value in graph.inputs.values() if is_matrix(value)]
-    places, arena_bytes = _plan_places(groups, inputs, kept, target, settings)
+    places, arena_bytes = _plan_places(groups, inputs, kept, target, settings.max_tokens)
+    _, head_bytes = _plan_places(groups, inputs, kept, target, max_tokens=0)
     return Program(
         graph=graph,
         settings=settings,
         groups=tuple(groups),
         places=places,
         arena_bytes=arena_bytes,
+        head_bytes=head_bytes,
         packings=_packings(graph, groups, target, settings),
         cache_layout=tuple(target.cache_layout(graph, settings.kv_dtype)),
         unusable=chooser.unusable,
@@ -216,7 +220,7 @@ def _plan_places(
     inputs: Sequence[Value],
     kept: frozenset[Value],
     target: Target,
-    settings: CompileSettings,
+    max_tokens: int,
 ) -> tuple[dict[Value, Place], int]:
     """First fit by offset, in order of birth. A value computed in place takes the place of what it overwrites."""
     lifetimes = _lifetimes(groups, inputs, kept)
@@ -224,7 +228,7 @@ def _plan_places(
     alive: list[Value] = []
 
     def place(value: Value) -> None:
-        num_rows = settings.max_tokens if value.shape[0] == TOKENS else HEAD_ROWS
+        num_rows = max_tokens if value.shape[0] == TOKENS else HEAD_ROWS
         row_bytes = target.row_bytes(value)
         assert row_bytes % ALIGNMENT == 0, f"rows of {value.name} are {row_bytes} bytes"
         offset = _first_fit([places[other] for other in alive], row_bytes * num_rows)

@@ -7,6 +7,27 @@ from pelton.graph.graph import ROWS, TOKENS, Graph, Value
 from pelton.models.spec import AttentionSpec, MlpSpec, ModelSpec
 
 
+def decoder(graph: Graph, spec: ModelSpec, *, has_post_norms: bool = False) -> None:
+    """x + attention(norm(x)), then x + mlp(norm(x)), for every layer between embedding and head.
+
+    has_post_norms: what attention and MLP give is normed too, before it is added.
+    """
+    x = embed_tokens(graph, spec)
+    for index, layer in enumerate(spec.layers):
+        with graph.scope(f"layers.{index}"):
+            if layer.attention is not None:
+                mixed = self_attention(graph, norm(graph, x, "attention_norm", spec), layer.attention, spec)
+                if has_post_norms:
+                    mixed = norm(graph, mixed, "attention_post_norm", spec)
+                x = ops.add(x, mixed, name="attention_residual")
+            if layer.mlp is not None:
+                fed = gated_mlp(graph, norm(graph, x, "mlp_norm", spec), layer.mlp, spec)
+                if has_post_norms:
+                    fed = norm(graph, fed, "mlp_post_norm", spec)
+                x = ops.add(x, fed, name="mlp_residual")
+    predict(graph, x, spec)
+
+
 def embed_tokens(graph: Graph, spec: ModelSpec) -> Value:
     token_ids = graph.input("token_ids", (TOKENS,), "int32")
     table = graph.parameter("embed_tokens.weight", (spec.vocab_size, spec.hidden_size))

@@ -6,11 +6,10 @@ import struct
 from typing import ClassVar
 
 from pelton.errors import UnsupportedModelError
-from pelton.graph import ops
 from pelton.graph.graph import Graph
 from pelton.models import rotary
 from pelton.models.architecture import Architecture, Binding, CheckpointHeader, Ignored
-from pelton.models.blocks import embed_tokens, gated_mlp, norm, predict, self_attention
+from pelton.models.blocks import decoder
 from pelton.models.fields import MAX_CONTEXT, Fields
 from pelton.models.llama import decoder_ignored, gguf_vocab_size
 from pelton.models.names import decoder_bindings
@@ -171,16 +170,7 @@ class Gemma3(Architecture):
         return decoder_ignored(spec, kind)
 
     def build(self, spec: ModelSpec, graph: Graph) -> None:
-        x = embed_tokens(graph, spec)
-        for index, layer in enumerate(spec.layers):
-            with graph.scope(f"layers.{index}"):
-                if layer.attention is not None:
-                    mixed = self_attention(graph, norm(graph, x, "attention_norm", spec), layer.attention, spec)
-                    x = ops.add(x, norm(graph, mixed, "attention_post_norm", spec), name="attention_residual")
-                if layer.mlp is not None:
-                    fed = gated_mlp(graph, norm(graph, x, "mlp_norm", spec), layer.mlp, spec)
-                    x = ops.add(x, norm(graph, fed, "mlp_post_norm", spec), name="mlp_residual")
-        predict(graph, x, spec)
+        decoder(graph, spec, has_post_norms=True)
 
 
 def _config_rotaries(fields: Fields, head_dim: int, max_position: int) -> dict[str, RotarySpec]:

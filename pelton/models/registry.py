@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 
 from pelton.errors import CheckpointError, UnsupportedModelError
@@ -37,6 +36,8 @@ def architecture_of(
         for name in asked:
             if name in known:
                 return known[name]
+    import difflib
+
     nearest = difflib.get_close_matches(asked[0], known, n=1, cutoff=0.5)
     hint = f"supported are {', '.join(sorted(known))}"
     raise UnsupportedModelError(

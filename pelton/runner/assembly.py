@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pelton.cache.groups import CacheGroupSpec
 from pelton.config import Settings
+from pelton.graph.graph import TOKENS
 from pelton.graph.kernel import CompileSettings
-from pelton.graph.program import HEAD_ROWS, Program, compile
+from pelton.graph.program import Program, compile
 from pelton.models.registry import architecture_of, build_graph
 from pelton.plan import DEFAULT_BATCHED_TOKENS, ModelFacts, Plan, resolve
 from pelton.platforms.discover import MODELS, find_extensions, find_platform, load_extension
@@ -48,11 +50,17 @@ class PreparedModel:
     plan: Plan
 
     def load(self) -> NativeRunner:
-        """Reads and packs the weights. Raises CheckpointError if a file changed or ends too early."""
+        """Reads and packs the weights. Raises CheckpointError if a file changed or ends too early, MemoryError if the
+        system gives less than was planned; nothing stays taken then."""
         from pelton.runner.runner import NativeRunner
 
         limits = self.plan.limits
-        return NativeRunner(self.load_program(), kv_cache_bytes=limits.kv_cache_bytes, max_num_seqs=limits.max_num_seqs)
+        program = self.load_program()
+        try:
+            return NativeRunner(program, kv_cache_bytes=limits.kv_cache_bytes, max_num_seqs=limits.max_num_seqs)
+        except BaseException:
+            program.close()
+            raise
 
     def load_program(self) -> CpuProgram:
         """The program alone, for captures and whole rows of logits (runner/capture.py). Raises as `load` does."""
@@ -65,7 +73,11 @@ class PreparedModel:
             loading.PackRequest(place.packing.parameter, place.packing.layout, place.buffer, place.offset)
             for place in program.weight_places
         ]
-        loading.load(self.checkpoint, self.resolution, requests, team)
+        try:
+            loading.load(self.checkpoint, self.resolution, requests, team)
+        except BaseException:
+            program.close()
+            raise
         return program
 
 
@@ -138,20 +150,38 @@ def _model_facts(
     weight_bytes: dict[str, int] = {}
     for packing in program.packings:
         weight_bytes[packing.format] = weight_bytes.get(packing.format, 0) + packing.nbytes
-    head = [place for place in program.places.values() if place.num_rows == HEAD_ROWS]
-    head_bytes = max((place.offset + place.nbytes for place in head), default=0) - min(
-        (place.offset for place in head), default=0
-    )
-    body_bytes = program.arena_bytes - head_bytes + platform.workspace_bytes(program, num_threads)
+    step_bytes, step_bytes_per_token = step_memory(program, platform, num_threads)
     return ModelFacts(
         name=name,
         max_position=spec.max_position,
         vocab_size=spec.vocab_size,
         weight_bytes=weight_bytes,
         cache_groups={dtype: _cache_groups(graph, platform, dtype) for dtype in KV_DTYPES},
-        step_bytes=head_bytes,
-        step_bytes_per_token=-(-body_bytes // program.settings.max_tokens),
+        step_bytes=step_bytes,
+        step_bytes_per_token=step_bytes_per_token,
+        products_per_token=_products_per_token(graph),
+        attention_per_position=_attention_per_position(graph),
     )
+
+
+def step_memory(program: Program, platform: CpuPlatform, num_threads: int) -> tuple[int, int]:
+    """Bytes of a step whatever its size, and for each of its tokens: enough for any up to the program's max_tokens,
+    since between the least step and the largest memory bends upwards only."""
+    fixed = program.head_bytes + platform.workspace_bytes(program, num_threads, max_tokens=1)
+    full = program.arena_bytes + platform.workspace_bytes(program, num_threads)
+    return fixed, -(-(full - fixed) // program.settings.max_tokens)
+
+
+def _products_per_token(graph: Graph) -> int:
+    """Of all tokens of a step; the head's are for the few rows that need logits."""
+    weights = (node.inputs[1] for node in graph.nodes if node.op.name == "linear" and node.output.shape[0] == TOKENS)
+    return sum(math.prod(_sizes(weight.shape)) for weight in weights)
+
+
+def _attention_per_position(graph: Graph) -> int:
+    """A product with the key and one with the value, in each head."""
+    layers = (node.attributes for node in graph.nodes if node.op.name == "attention")
+    return sum(2 * layer["num_heads"] * layer["cache"].head_dim for layer in layers if layer["window"] is None)
 
 
 def _cache_groups(graph: Graph, platform: CpuPlatform, kv_dtype: str) -> tuple[CacheGroupSpec, ...]:

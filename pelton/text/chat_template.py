@@ -1,7 +1,10 @@
 """Turns a conversation into the text and tokens a chat model was trained on; it does not know what models answer.
 
-A checkpoint's template is a program from a stranger. It runs in minijinja with a budget of steps, which also grows with
-every string it makes, and no access to anything but the values given here.
+A checkpoint's template is a program from a stranger. It runs in minijinja, with no access to anything but the values
+given here, and with a budget of steps that every string and every copy of a list counts against: these take less than
+MAX_RENDER_BYTES for a short conversation. Not bounded is what shares its parts: a list that is added to itself or put
+into a list twice, again and again, is small until it is written out or handed to a filter, and the engine of templates
+counts only afterwards. Who serves templates of strangers to others limits the process's memory.
 """
 
 from __future__ import annotations
@@ -15,16 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pelton.errors import ChatTemplateError
+from pelton.text.tokenizer import Tokenizer, utf8_of
 
 if TYPE_CHECKING:
     import minijinja
 
-    from pelton.text.tokenizer import Tokenizer
 
 # minijinja counts a step per instruction and per few bytes of every string made. Templates in use take about 40 steps
 # per message; copying the whole conversation a few times is the most that any does with its bytes.
 _FUEL = 1_000_000
 _FUEL_PER_INPUT_CHARACTER = 64
+MAX_RENDER_BYTES = 128 << 20
 _MAX_SOURCE_CHARACTERS = 1 << 20
 # A template may repeat the conversation, never multiply it.
 _MAX_OUTPUT_CHARACTERS = 1 << 20
@@ -93,17 +97,52 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        max_bytes: int | None = None,
         **variables: Any,
     ) -> tuple[str, list[int]]:
         """The conversation as one text and as its token ids; BOS is among them if the template writes it.
+
+        continue_final_message: the text ends with the last message's own, open to go on; no generation prompt then.
+        max_bytes:              refuse a longer text (UTF-8 bytes) with ContextLengthError before it is tokenised.
 
         Only the template writes control tokens. One that is spelled in the messages or tools stays text: a user can't
         close the turn. Merges across the seam of template and message are the model's own, since the text is encoded
         between true control tokens, not between seams.
         """
+        if continue_final_message:
+            messages = _left_open(messages)
         guard = _ControlTokenGuard(self._tokenizer.control_tokens, messages, tools)
-        text = self.render(guard.messages, tools=guard.tools, add_generation_prompt=add_generation_prompt, **variables)
-        return guard.show(text), guard.encode(self._tokenizer, text)
+        with_prompt = add_generation_prompt and not continue_final_message
+        text = self.render(guard.messages, tools=guard.tools, add_generation_prompt=with_prompt, **variables)
+        if continue_final_message:
+            text = _up_to_open_end(text)
+        shown = guard.show(text)
+        utf8_of(shown, max_bytes)
+        return shown, guard.encode(self._tokenizer, text)
+
+
+def _left_open(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with a mark where the last one's text ends, which tells its end from anything that looks like it."""
+    if not messages:
+        raise ChatTemplateError("there is no last message that could be continued")
+    *before, last = messages
+    content = last.get("content")
+    if isinstance(content, str) and content.strip():
+        return [*before, {**last, "content": content + _OPEN_END}]
+    part = content[-1] if isinstance(content, list) and content else None  # of several parts the last one goes on
+    if isinstance(content, list) and isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return [*before, {**last, "content": [*content[:-1], {**part, "text": part["text"] + _OPEN_END}]}]
+    raise ChatTemplateError("the last message has no text that could be continued")
+
+
+def _up_to_open_end(text: str) -> str:
+    end = text.rfind(_OPEN_END)
+    if end < 0:
+        raise ChatTemplateError(
+            "the chat template does not show the last message as it stands, so it can't be continued", _ANOTHER_TEMPLATE
+        )
+    return text[:end]
 
 
 class _ControlTokenGuard:
@@ -157,6 +196,7 @@ class _ControlTokenGuard:
 
 # CJK ideographs of Extension G. Unlike private-use characters, printing a value does not escape them.
 _RARE_CHARACTERS = range(0x30000, 0x31340)
+_OPEN_END = "\U0003134a"
 
 
 def _any_of(texts: Mapping[str, int]) -> re.Pattern[str]:

@@ -7,12 +7,9 @@ are never made by merges.
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import TYPE_CHECKING
 
 from pelton import _native
@@ -20,6 +17,7 @@ from pelton.errors import TokenizerError, UnsupportedModelError
 from pelton.text.gguf_vocabulary import (
     BYTE,
     CONTROL,
+    NATIVE_MODELS,
     UNKNOWN,
     USER_DEFINED,
     Vocabulary,
@@ -28,8 +26,10 @@ from pelton.text.gguf_vocabulary import (
     read_flag,
     read_token_id,
     read_vocabulary,
-    string_list,
+    string_array,
 )
+from pelton.text.library_backend import LibraryBackend
+from pelton.text.native_backend import NativeBackend
 from pelton.text.pre_tokenizers import DEFAULT_NAME, PRE_TOKENIZERS, PreTokenizer, verification
 from pelton.text.tokenizer import (
     SPACE_MARK,
@@ -42,13 +42,12 @@ from pelton.text.tokenizer import (
 
 if TYPE_CHECKING:
     import tokenizers
-    from tokenizers import decoders, models
 
 logger = logging.getLogger(__name__)
 
 # Matching a word of WordPiece takes time quadratic in its length: the limit is BERT's, and a defence.
 _MAX_WORD_CHARACTERS = 100
-_SUPPORTED_MODELS = ("gpt2", "gemma4", "whitespace", "llama", "bert")
+_SUPPORTED_MODELS = (*NATIVE_MODELS, "bert")
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, object]) -> Tokenizer:
@@ -64,58 +63,27 @@ def tokenizer_from_metadata(metadata: Mapping[str, object]) -> Tokenizer:
             f"tokenizer model `{kind}` is not supported",
             f"supported are {', '.join(f'`{name}`' for name in _SUPPORTED_MODELS)}",
         )
-    with _no_garbage_collection():
-        vocabulary = read_vocabulary(metadata)
-        if kind == "llama":
-            return _build_sentencepiece(metadata, vocabulary)
-        if kind == "bert":
-            return _build_wordpiece(metadata, vocabulary)
-        return _build_bpe(metadata, vocabulary, "gemma4" if kind == "gemma4" else metadata.get("tokenizer.ggml.pre"))
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Half a million tuples, none of them garbage, would make the collector walk all of them several times."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    vocabulary = read_vocabulary(metadata)
+    if kind == "llama":
+        return _build_sentencepiece(metadata, vocabulary)
+    if kind == "bert":
+        return _build_wordpiece(metadata, vocabulary)
+    return _build_bpe(metadata, vocabulary, "gemma4" if kind == "gemma4" else metadata.get("tokenizer.ggml.pre"))
 
 
 def _build_bpe(metadata: Mapping[str, object], vocabulary: Vocabulary, name: object) -> Tokenizer:
-    import tokenizers
-    from tokenizers import decoders, normalizers, pre_tokenizers
-
     rule, unverified = _choose_rule(name)
-    merges = _split_merges(string_list(metadata, "tokenizer.ggml.merges"))
-    backend = tokenizers.Tokenizer(
-        _make_bpe(vocabulary.ids, merges, ignore_merges=rule.ignore_merges, byte_fallback=not rule.byte_level)
-    )
-    behaviour = "removed" if rule.drop_unmatched else "isolated"
-    steps: list[pre_tokenizers.PreTokenizer] = [
-        pre_tokenizers.Split(tokenizers.Regex(pattern), behaviour, invert=rule.drop_unmatched)
-        for pattern in rule.patterns
-    ]
-    if rule.byte_level:
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-        backend.decoder = decoders.ByteLevel()
-    else:
-        backend.decoder = _space_mark_decoder(strip=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    if rule.escape_spaces:
-        backend.normalizer = normalizers.Replace(" ", SPACE_MARK)
     style = PieceStyle.BYTE_CHARACTERS if rule.byte_level else PieceStyle.SPACE_MARKS
     facts = read_facts(metadata, vocabulary, style, add_bos=rule.add_bos, unverified=unverified)
     if rule.byte_level:
-        lost = bytes(byte for character, byte in byte_of_character().items() if character not in vocabulary.ids)
+        lost = bytes(byte for character, byte in byte_of_character().items() if character not in vocabulary)
         facts = replace(facts, lost_bytes=lost)
     if name == "gemma4" and not facts.add_bos and facts.bos_token_id is not None:
         logger.warning("tokenizer: the file asks for no BOS, but Gemma 4 was trained with one before every text: added")
         facts = replace(facts, add_bos=True)
-    return _finish(backend, metadata, vocabulary, facts)
+    return _byte_pair_tokenizer(
+        metadata, vocabulary, facts, rule, merges=string_array(metadata, "tokenizer.ggml.merges")
+    )
 
 
 def _choose_rule(name: object) -> tuple[PreTokenizer, str | None]:
@@ -130,56 +98,13 @@ def _choose_rule(name: object) -> tuple[PreTokenizer, str | None]:
     return PRE_TOKENIZERS[DEFAULT_NAME], reason
 
 
-def _split_merges(merges: list[str]) -> list[tuple[str, str]]:
-    pairs = [(left, right) for left, _, right in [merge.partition(" ") for merge in merges]]
-    for index, (left, right) in enumerate(pairs):
-        if not left or " " in right:
-            # A token may itself start with a space: the separator is the first space after its first character.
-            position = merges[index].find(" ", 1)
-            pairs[index] = merges[index][:position], merges[index][position + 1 :]
-    return pairs
-
-
-def _make_bpe(
-    ids: dict[str, int],
-    merges: list[tuple[str, str]],
-    *,
-    ignore_merges: bool = False,
-    byte_fallback: bool = False,
-    unknown: str | None = None,
-) -> models.BPE:
-    from tokenizers import models
-
-    with library_errors("`tokenizer.ggml.merges` does not fit the vocabulary"):
-        return models.BPE(
-            ids,
-            merges,
-            ignore_merges=ignore_merges,
-            byte_fallback=byte_fallback,
-            unk_token=unknown,
-            fuse_unk=unknown is not None,
-        )
-
-
 def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> Tokenizer:
-    import tokenizers
-    from tokenizers import normalizers
+    """SentencePiece joins the adjacent pair whose result has the best score, of a whole stretch of text at once.
 
-    scores = number_list(metadata, "tokenizer.ggml.scores", len(vocabulary.tokens))
-    unknown = read_token_id(metadata, "unknown", vocabulary) or 0
-    backend = tokenizers.Tokenizer(
-        _make_bpe(
-            vocabulary.ids,
-            _merges_from_scores(vocabulary, scores),
-            byte_fallback=True,
-            unknown=vocabulary.tokens[unknown],
-        )
-    )
+    Control, unknown and byte tokens are no pieces: text makes none.
+    """
+    scores = number_list(metadata, "tokenizer.ggml.scores", len(vocabulary))
     add_space_prefix = read_flag(metadata, "add_space_prefix", True)
-    escape = normalizers.Replace(" ", SPACE_MARK)
-    # Added tokens are cut out first, and each stretch of text between them gets its own prefix, as in llama.cpp.
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), escape]) if add_space_prefix else escape
-    backend.decoder = _space_mark_decoder(strip=add_space_prefix)
     facts = read_facts(
         metadata,
         vocabulary,
@@ -189,27 +114,60 @@ def _build_sentencepiece(metadata: Mapping[str, object], vocabulary: Vocabulary)
         eos=2,
         add_space_prefix=add_space_prefix,
     )
-    return _finish(backend, metadata, vocabulary, facts)
+    rule = PreTokenizer((), byte_level=False, escape_spaces=True)
+    return _byte_pair_tokenizer(
+        metadata,
+        vocabulary,
+        facts,
+        rule,
+        scores=scores,
+        no_pieces=vocabulary.of_type(CONTROL, UNKNOWN, BYTE),
+        unknown_id=read_token_id(metadata, "unknown", vocabulary) or 0,
+    )
 
 
-def _merges_from_scores(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, best score first.
+def _byte_pair_tokenizer(
+    metadata: Mapping[str, object],
+    vocabulary: Vocabulary,
+    facts: TokenizerFacts,
+    rule: PreTokenizer,
+    *,
+    merges: _native.Strings | None = None,
+    scores: Sequence[float] = (),
+    no_pieces: Sequence[int] = (),
+    unknown_id: int | None = None,
+) -> Tokenizer:
+    """merges: best first; None: scores of each token, of which text makes no no_pieces.
 
-    SentencePiece joins the adjacent pair whose result has the best score. Of the pairs that make one piece only one can
-    ever be adjacent: as long as no merge crosses the ends of a stretch of text, its merges go as if it stood alone. So
-    the order among the pairs of one piece is free. Control, unknown and byte tokens are no pieces: text makes none.
+    Added tokens are cut out first, and each stretch of text between them gets its own space prefix, as in llama.cpp.
     """
-    no_pieces = (CONTROL, UNKNOWN, BYTE)
-    is_piece = [kind not in no_pieces for kind in vocabulary.types]
-    pieces = list(compress(vocabulary.tokens, is_piece))
-    return _native.piece_merges(pieces, list(compress(scores, is_piece)))
+    strips = _strip_rules(metadata)
+    controls = _added_tokens(vocabulary)
+    try:
+        native = _native.BytePairTokenizer(
+            vocabulary.native,
+            added=[(token_id, control, *strips(vocabulary.text(token_id))) for token_id, control in controls.items()],
+            patterns=rule.patterns,
+            merges=merges,
+            scores=scores,
+            no_pieces=no_pieces,
+            byte_level=rule.byte_level,
+            space_prefix=facts.add_space_prefix,
+            escape_spaces=rule.escape_spaces,
+            drop_unmatched=rule.drop_unmatched,
+            ignore_merges=rule.ignore_merges,
+            byte_fallback=not rule.byte_level,
+            unknown_id=unknown_id,
+        )
+    except ValueError as error:
+        raise TokenizerError(f"`tokenizer.ggml.merges` does not fit the vocabulary: {error}") from error
+    return Tokenizer(NativeBackend(vocabulary.native, native, facts, controls), facts)
 
 
-def _space_mark_decoder(*, strip: bool) -> decoders.Decoder:
-    from tokenizers import decoders
-
-    steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+def _added_tokens(vocabulary: Vocabulary) -> dict[int, bool]:
+    """Ids of what stands outside the merges, and whether it is a control token."""
+    added = vocabulary.of_type(UNKNOWN, CONTROL, USER_DEFINED)
+    return {token_id: vocabulary.types[token_id] != USER_DEFINED for token_id in added}
 
 
 def _build_wordpiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> Tokenizer:
@@ -219,12 +177,12 @@ def _build_wordpiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> 
     # The file marks what starts a word; the library marks what continues one.
     spelled = [
         text if kind in (CONTROL, UNKNOWN, USER_DEFINED) else text[1:] if text.startswith(SPACE_MARK) else "##" + text
-        for text, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        for text, kind in zip(vocabulary.texts(), vocabulary.types, strict=True)
     ]
     ids = dict(zip(spelled, range(len(spelled)), strict=True))
     if len(ids) != len(spelled):
         raise TokenizerError("two tokens of the WordPiece vocabulary are spelled alike")
-    vocabulary = Vocabulary(spelled, vocabulary.types, ids)
+    vocabulary = Vocabulary(_native.Vocabulary(_native.Strings(tuple(spelled))), vocabulary.types)
     unknown = read_token_id(metadata, "unknown", vocabulary)
     if unknown is None:
         raise TokenizerError("the file has no `tokenizer.ggml.unknown_token_id`, which WordPiece needs")
@@ -250,27 +208,23 @@ def _build_wordpiece(metadata: Mapping[str, object], vocabulary: Vocabulary) -> 
 def _finish(
     backend: tokenizers.Tokenizer, metadata: Mapping[str, object], vocabulary: Vocabulary, facts: TokenizerFacts
 ) -> Tokenizer:
-    """Add what stands outside the merges: control and user-defined tokens, BOS and EOS."""
+    """Add what stands outside the words: control and user-defined tokens, the start and the end."""
     from tokenizers import AddedToken, processors
 
     strips = _strip_rules(metadata)
     added = []
-    for token_id in vocabulary.of_type(UNKNOWN, CONTROL, USER_DEFINED):
-        text = vocabulary.tokens[token_id]
+    for token_id, is_control in _added_tokens(vocabulary).items():
+        text = vocabulary.text(token_id)
         lstrip, rstrip = strips(text)
-        special = vocabulary.types[token_id] != USER_DEFINED
-        added.append(AddedToken(text, lstrip=lstrip, rstrip=rstrip, normalized=False, special=special))
+        added.append(AddedToken(text, lstrip=lstrip, rstrip=rstrip, normalized=False, special=is_control))
     backend.add_tokens(added)
-    first, last = facts.bos_token_id if facts.add_bos else None, facts.eos_token_id if facts.add_eos else None
-    if first is not None or last is not None:
-        names = ("BOS" if first is not None else None, "$A", "EOS" if last is not None else None)
-        backend.post_processor = processors.TemplateProcessing(
-            single=[name for name in names if name is not None],
-            special_tokens=[
-                (name, token_id) for name, token_id in (("BOS", first), ("EOS", last)) if token_id is not None
-            ],
-        )
-    return Tokenizer(backend, facts)
+    first, last = facts.bos_token_id if facts.add_bos else None, facts.eos_token_id
+    around = [("BOS", first), ("EOS", last)]
+    backend.post_processor = processors.TemplateProcessing(
+        single=[name for name, token_id in (around[0], ("$A", 0), around[1]) if token_id is not None],
+        special_tokens=[(name, token_id) for name, token_id in around if token_id is not None],
+    )
+    return Tokenizer(LibraryBackend(backend), facts)
 
 
 def _strip_rules(metadata: Mapping[str, object]) -> Callable[[str], tuple[bool, bool]]:

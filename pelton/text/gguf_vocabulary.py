@@ -7,7 +7,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, runtime_checkable
 
+from pelton import _native
 from pelton.errors import TokenizerError
 from pelton.text.tokenizer import PieceStyle, TokenizerFacts
 
@@ -15,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 # Values of `tokenizer.ggml.token_type`.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+# Values of `tokenizer.ggml.model` whose token ids are made natively; the `tokenizers` library makes those of the rest.
+NATIVE_MODELS = ("gpt2", "gemma4", "whitespace", "llama")
 _BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 # Tokens that end a generation whatever the file calls them: many files name only one of several.
@@ -34,44 +39,80 @@ _END_IS_NOT_LAST = (frozenset({"<|return|>", "<|call|>"}), frozenset({"<|calls|>
 class Vocabulary:
     """The checked arrays of the file; index is token id."""
 
-    tokens: list[str]
+    native: _native.Vocabulary
     types: list[int]
-    ids: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.native)
+
+    def __contains__(self, text: str) -> bool:
+        return self.native.find(text) is not None
+
+    def text(self, token_id: int) -> str:
+        text = self.native.text(token_id)
+        assert text is not None, f"there is no token `{token_id}`"
+        return text
+
+    def texts(self) -> list[str]:
+        return [self.text(token_id) for token_id in range(len(self))]
+
+    @cached_property
+    def _special(self) -> dict[int, int]:
+        return {token_id: kind for token_id, kind in enumerate(self.types) if kind != NORMAL}
 
     def of_type(self, *types: int) -> list[int]:
-        return [token_id for token_id, kind in enumerate(self.types) if kind in types]
+        """Ids in order; not of normal tokens."""
+        return [token_id for token_id, kind in self._special.items() if kind in types]
 
 
 def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
-    tokens = string_list(metadata, "tokenizer.ggml.tokens")
-    if not tokens:
+    strings = string_array(metadata, "tokenizer.ggml.tokens")
+    if len(strings) == 0:
         raise TokenizerError("the vocabulary is empty: `tokenizer.ggml.tokens` has no entries")
-    if "" in tokens:
-        empty = [token_id for token_id, text in enumerate(tokens) if not text]
-        logger.warning(
-            "%d tokens of the vocabulary have no text, the first is id `%d`: no text makes them", len(empty), empty[0]
+    native = _native.Vocabulary(strings)
+    if native.find("") is not None:
+        native = _native.Vocabulary(_with_names_for_empty_texts(strings))
+    repeated = native.repeated()
+    if repeated is not None:
+        raise TokenizerError(
+            f"the vocabulary has `{native.text(repeated[0])}` twice: ids `{repeated[0]}` and `{repeated[1]}`"
         )
-        tokens = [text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(tokens)]
-    ids = dict(zip(tokens, range(len(tokens)), strict=True))
-    if len(ids) != len(tokens):
-        first, text = next((token_id, text) for token_id, text in enumerate(tokens) if ids[text] != token_id)
-        raise TokenizerError(f"the vocabulary has `{text}` twice: ids `{first}` and `{ids[text]}`")
-    types = list(map(int, number_list(metadata, "tokenizer.ggml.token_type", len(tokens), default=NORMAL)))
-    for text in _END_TEXTS & ids.keys():
-        types[ids[text]] = CONTROL  # some files give it as ordinary text, but no user's text may end a generation
-    return Vocabulary(tokens, types, ids)
+    types = list(map(int, number_list(metadata, "tokenizer.ggml.token_type", len(native), default=NORMAL)))
+    for token_id in map(native.find, _END_TEXTS):
+        if token_id is not None:
+            types[token_id] = CONTROL  # some files give it as ordinary text, but no user's text may end a generation
+    return Vocabulary(native, types)
 
 
-def string_list(metadata: Mapping[str, object], key: str) -> list[str]:
-    values = metadata.get(key)
-    if values is None:
+def _with_names_for_empty_texts(strings: _native.Strings) -> _native.Strings:
+    texts = [strings[token_id] for token_id in range(len(strings))]
+    empty = [token_id for token_id, text in enumerate(texts) if not text]
+    logger.warning(
+        "%d tokens of the vocabulary have no text, the first is id `%d`: no text makes them", len(empty), empty[0]
+    )
+    return _native.Strings(tuple(text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(texts)))
+
+
+@runtime_checkable
+class _Header(Protocol):
+    """Metadata whose strings can stay where the file's header is."""
+
+    def strings(self, key: str) -> _native.Strings | None: ...
+
+
+def string_array(metadata: Mapping[str, object], key: str) -> _native.Strings:
+    if key not in metadata:
         raise TokenizerError(f"the file has no `{key}`")
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise TokenizerError(f"`{key}` is not an array of strings")
-    strings = list(values)
-    if not set(map(type, strings)) <= {str}:
+    strings = metadata.strings(key) if isinstance(metadata, _Header) else _strings_of(metadata[key])
+    if strings is None:
         raise TokenizerError(f"`{key}` is not an array of strings")
     return strings
+
+
+def _strings_of(values: object) -> _native.Strings | None:
+    if not isinstance(values, list | tuple) or not set(map(type, values)) <= {str}:
+        return None
+    return _native.Strings(tuple(values))
 
 
 def number_list(metadata: Mapping[str, object], key: str, count: int, *, default: float | None = None) -> list[float]:
@@ -85,7 +126,8 @@ def number_list(metadata: Mapping[str, object], key: str, count: int, *, default
     numbers = list(values)
     if len(numbers) != count:
         raise TokenizerError(f"`{key}` has `{len(numbers)}` entries for a vocabulary of `{count}` tokens")
-    if not set(map(type, numbers)) <= {int, float} or not all(map(math.isfinite, numbers)):
+    is_whole = isinstance(values, memoryview) and values.format in "bBhHiIqQ"  # as a file has it: no need to look
+    if not is_whole and (not set(map(type, numbers)) <= {int, float} or not all(map(math.isfinite, numbers))):
         raise TokenizerError(f"`{key}` is not an array of numbers")
     return numbers
 
@@ -97,8 +139,8 @@ def read_token_id(
     value = metadata.get(key, default)
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value < len(vocabulary.tokens):
-        raise TokenizerError(f"`{key}` is `{value}`; the vocabulary has ids 0 to {len(vocabulary.tokens) - 1}")
+    if type(value) is not int or not 0 <= value < len(vocabulary):
+        raise TokenizerError(f"`{key}` is `{value}`; the vocabulary has ids 0 to {len(vocabulary) - 1}")
     return value
 
 
@@ -120,14 +162,11 @@ def read_facts(
     """add_bos, bos and eos are what the kind of tokenizer means where the file is silent."""
     eos_token_id = read_token_id(metadata, "eos", vocabulary, eos)
     ends = {eos_token_id, *(read_token_id(metadata, name, vocabulary) for name in ("eot", "eom"))}
-    ends.update(vocabulary.ids[text] for text in _END_TEXTS if text in vocabulary.ids)
-    ends.update(
-        vocabulary.ids[text]
-        for text in _END_TEXTS_IF_CONTROL
-        if text in vocabulary.ids and vocabulary.types[vocabulary.ids[text]] == CONTROL
-    )
-    if any(texts <= vocabulary.ids.keys() for texts in _END_IS_NOT_LAST):
-        ends.discard(vocabulary.ids.get("<|end|>"))
+    ends.update(map(vocabulary.native.find, _END_TEXTS))
+    controls = set(vocabulary.of_type(CONTROL))
+    ends.update(controls.intersection(map(vocabulary.native.find, _END_TEXTS_IF_CONTROL)))
+    if any(all(text in vocabulary for text in texts) for texts in _END_IS_NOT_LAST):
+        ends.discard(vocabulary.native.find("<|end|>"))
     facts = TokenizerFacts(
         style=style,
         bos_token_id=read_token_id(metadata, "bos", vocabulary, bos),
@@ -154,10 +193,10 @@ def read_facts(
 def _byte_token_ids(vocabulary: Vocabulary) -> dict[int, int]:
     found = {}
     for token_id in vocabulary.of_type(BYTE):
-        match = _BYTE_TEXT.fullmatch(vocabulary.tokens[token_id])
+        match = _BYTE_TEXT.fullmatch(vocabulary.text(token_id))
         if match is None:
             raise TokenizerError(
-                f"token `{token_id}` is a byte, but its text is `{vocabulary.tokens[token_id]}`, not `<0xNN>`"
+                f"token `{token_id}` is a byte, but its text is `{vocabulary.text(token_id)}`, not `<0xNN>`"
             )
         found[token_id] = int(match[1], 16)
     return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pelton.errors import TokenizerError, UnsupportedModelError
+from pelton.text.library_backend import LibraryBackend
 from pelton.text.tokenizer import PieceStyle, Tokenizer, TokenizerFacts, library_errors
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def tokenizer_from_directory(directory: Path) -> Tokenizer:
         backend.no_truncation()
         around = backend.encode("", add_special_tokens=True).ids  # what every text gets
     settings = {name: read_json(directory / name) for name in _SETTINGS_FILES if (directory / name).is_file()}
-    return Tokenizer(backend, _read_facts(backend, json.loads(source), settings, around))
+    return Tokenizer(LibraryBackend(backend), _read_facts(backend, json.loads(source), settings, around))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 A GGUF file does not carry the model's pre-tokenizer, only a name for it. The names are those that llama.cpp gives out
 when it converts a model; the patterns are those of the `tokenizer.json` files that the names stand for, in the dialect
-of the `tokenizers` library (Oniguruma, Ruby syntax). Patterns of one type apply one after the other: each cuts the
-pieces that the one before left, and what it does not match stays a piece too.
+of Oniguruma (Ruby syntax), as far as csrc/text/pattern.h knows it. Patterns of one type apply one after the other:
+each cuts the pieces that the one before left, and what it does not match stays a piece too.
 """
 
 from __future__ import annotations

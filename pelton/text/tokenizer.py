@@ -14,12 +14,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pelton.errors import ContextLengthError, PeltonError, RequestError, TokenizerError
-
-if TYPE_CHECKING:
-    import tokenizers
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +55,31 @@ class TokenizerFacts:
     unverified: str | None = None
 
 
+class Backend(Protocol):
+    """What makes token ids of text, and may be asked from several threads at once.
+
+    native:       whether Pelton's own tokenizer does it, or the `tokenizers` library.
+    added_tokens: id of each control (True) and user-defined (False) token.
+    """
+
+    @property
+    def native(self) -> bool: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def added_tokens(self) -> Mapping[int, bool]: ...
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
+    def token(self, token_id: int) -> str | None:
+        """As the vocabulary spells it; None for an id that is not in it."""
+
+
 class Tokenizer:
     """One vocabulary, ready to use. Safe to call from several threads; encoding releases the GIL."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, facts: TokenizerFacts) -> None:
+    def __init__(self, backend: Backend, facts: TokenizerFacts) -> None:
         self._backend = backend
         self.facts = facts
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = backend.num_tokens
         self.bos_token_id = facts.bos_token_id
         self.eos_token_id = facts.eos_token_id
         self.pad_token_id = facts.pad_token_id
@@ -74,44 +89,17 @@ class Tokenizer:
         self.unverified = facts.unverified
         self._bytes_of: dict[int, bytes] = {}
         self._loss_told = False
-
-    @cached_property
-    def _added_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        return self._backend.get_added_tokens_decoder()
+        if not backend.native:
+            logger.info("the `tokenizers` library makes the token ids: there is no native tokenizer of this kind yet")
 
     @cached_property
     def control_tokens(self) -> dict[str, int]:
         """Text of every control token -> its id."""
-        return {token.content: token_id for token_id, token in self._added_tokens.items() if token.special}
+        return {self.token_text(token_id): token_id for token_id in self._control_ids}
 
     @cached_property
     def _control_ids(self) -> frozenset[int]:
-        return frozenset(self.control_tokens.values())
-
-    @cached_property
-    def _plain_backend(self) -> tokenizers.Tokenizer:
-        """The same model (shared, not copied) for text in which control tokens stay text.
-
-        A second object because the library keeps this choice as a state of the object, and threads share ours. Control
-        tokens that the model's own vocabulary holds need not be added for it to know their ids.
-        """
-        import tokenizers
-
-        backend = tokenizers.Tokenizer(self._backend.model)
-        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-            value = getattr(self._backend, part)
-            if value is not None:
-                setattr(backend, part, value)
-        model = backend.model
-        backend.add_tokens(
-            [
-                token
-                for _, token in sorted(self._added_tokens.items())
-                if not token.special or model.token_to_id(token.content) is None
-            ]
-        )
-        backend.encode_special_tokens = True
-        return backend
+        return frozenset(token_id for token_id, is_control in self._backend.added_tokens.items() if is_control)
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, max_bytes: int | None = None
@@ -123,21 +111,10 @@ class Tokenizer:
         max_bytes:     refuse longer text (UTF-8 bytes) with ContextLengthError before any work is done.
         Raises RequestError for text that is not valid Unicode (a lone surrogate).
         """
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text is not Unicode: character `{error.start}` is the lone surrogate `{text[error.start]!a}`"
-            ) from error
-        if max_bytes is not None and len(data) > max_bytes:
-            raise ContextLengthError(
-                f"the text has `{len(data)}` bytes, more than the `{max_bytes}` that could fit",
-                "shorten the prompt or raise the context length",
-            )
+        data = utf8_of(text, max_bytes)
         if self.facts.lost_bytes and not self._loss_told:
             self._tell_of_loss(data)
-        backend = self._backend if parse_special else self._plain_backend
-        return list(backend.encode(text, add_special_tokens=add_special).ids)
+        return self._backend.encode(text, add_special=add_special, parse_special=parse_special)
 
     def _tell_of_loss(self, data: bytes) -> None:
         kept = data.translate(None, self.facts.lost_bytes)
@@ -170,7 +147,7 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """The token as the vocabulary spells it. Raises TokenizerError for an id that is not in it."""
-        text = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        text = self._backend.token(token_id)
         if text is None:
             raise TokenizerError(f"token id `{token_id}` is not in the vocabulary of `{self.vocab_size}` tokens")
         return text
@@ -186,12 +163,12 @@ class Tokenizer:
         return found
 
     def _spell(self, token_id: int) -> bytes:
-        text = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        text = self._backend.token(token_id)
         if text is None:
             return b""
         if token_id in self.facts.byte_token_ids:
             return bytes((self.facts.byte_token_ids[token_id],))
-        if token_id in self._added_tokens:
+        if token_id in self._backend.added_tokens:
             return text.encode()
         match self.facts.style:
             case PieceStyle.BYTE_CHARACTERS:
@@ -219,6 +196,22 @@ class Tokenizer:
                 f"the tokenizer has `{self.vocab_size}` tokens, but the model embeds only `{num_embeddings}`",
                 "the tokenizer files belong to another model",
             )
+
+
+def utf8_of(text: str, max_bytes: int | None = None) -> bytes:
+    """Raises RequestError for text that is not valid Unicode, ContextLengthError for more than max_bytes."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text is not Unicode: character `{error.start}` is the lone surrogate `{text[error.start]!a}`"
+        ) from error
+    if max_bytes is not None and len(data) > max_bytes:
+        raise ContextLengthError(
+            f"the text has `{len(data)}` bytes, more than the `{max_bytes}` that could fit",
+            "shorten the prompt or raise the context length",
+        )
+    return data
 
 
 @contextmanager

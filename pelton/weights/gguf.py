@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -65,6 +64,13 @@ class GgufMetadata(Mapping[str, Any]):
         except UnicodeDecodeError as error:
             raise _malformed(self._path, f"key `{key}` holds a string that is not valid UTF-8") from error
 
+    def strings(self, key: str) -> _native.Strings | None:
+        """An array of strings that stays native, or None if the key has no such value."""
+        try:
+            return self._header.strings(key)
+        except UnicodeDecodeError as error:
+            raise _malformed(self._path, f"key `{key}` holds a string that is not valid UTF-8") from error
+
     def __contains__(self, key: object) -> bool:
         return key in self._keys
 
@@ -118,6 +124,8 @@ class GgufCheckpoint(Checkpoint):
         return cls(paths[0], parts)
 
     def fingerprint(self) -> str:
+        import hashlib
+
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files:
             with self.open(file) as fd:

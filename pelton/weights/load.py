@@ -6,11 +6,11 @@ graphs nor kernels: a program says as `PackRequest`s where it wants what.
 
 from __future__ import annotations
 
-import itertools
-import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Protocol
 
 from pelton import _native
@@ -68,7 +68,7 @@ class Resolution:
 class PackRequest:
     """One parameter's place in memory. A parameter may be wanted in several places.
 
-    layout:  "panels": a matrix as `_native.pack` lays it out for its stored format, `_native.packed_bytes` bytes;
+    layout:  "panels": a matrix as `_native.WeightReads` packs it for its stored format, `_native.packed_bytes` bytes;
              "vector": [n] float32, consecutive.
     """
 
@@ -106,17 +106,14 @@ def resolve(
             )
         used[tensor.name] = binding.parameter
         sources[binding.parameter] = _source(checkpoint, binding, tensor, parameters[binding.parameter])
+    reasons, left_over = _unused(checkpoint, used, ignored)
     unbound = [name for name in parameters if name not in sources]
-    if absent or unbound:
-        raise CheckpointError(
-            f"`{checkpoint.path}` lacks {_listed(absent or unbound, 'tensor' if absent else 'parameter')}",
-            hint="the file is incomplete, or its metadata describes another model",
-        )
-    return Resolution(sources, _ignored(checkpoint, used, ignored))
+    _check_complete(checkpoint, absent, unbound, left_over)
+    return Resolution(sources, reasons)
 
 
 def load(checkpoint: Checkpoint, resolution: Resolution, requests: Sequence[PackRequest], team: _native.Team) -> None:
-    """Fills every place asked for, reading each file from front to back. Matrices are read and packed by the team.
+    """Fills every place asked for: the team reads each file from front to back, and packs matrices as it reads.
 
     Raises CheckpointError if a file changed or ends too early.
     """
@@ -126,13 +123,19 @@ def load(checkpoint: Checkpoint, resolution: Resolution, requests: Sequence[Pack
     work = [(resolution.sources[request.parameter], request) for request in requests]
     order = {file: index for index, file in enumerate(checkpoint.files)}
     work.sort(key=lambda item: (order[item[0].tensor.file], item[0].tensor.offset))
-    for file, items in itertools.groupby(work, key=lambda item: item[0].tensor.file):
-        with checkpoint.open(file) as fd:
-            for source, request in items:
-                try:
-                    _fill(source, request, checkpoint, fd, team)
-                except (EOFError, OSError) as error:
-                    raise unreadable(source.tensor, error) from error
+    reads = _native.WeightReads()
+    with ExitStack() as files:
+        fds: dict[Path, int] = {}
+        for source, request in work:
+            file = source.tensor.file
+            if file not in fds:
+                fds[file] = files.enter_context(checkpoint.open(file))
+            _add(reads, fds[file], source, request)
+        try:
+            reads.run(team)
+        except (EOFError, OSError) as error:
+            assert reads.failed is not None, "a failed read names its tensor"
+            raise unreadable(work[reads.failed][0].tensor, error) from error
 
 
 def _source(checkpoint: Checkpoint, binding: Binding, tensor: TensorInfo, shape: tuple[int, ...]) -> Source:
@@ -165,8 +168,11 @@ def _check_packable(checkpoint: Checkpoint, tensor: TensorInfo) -> None:
         ) from error
 
 
-def _ignored(checkpoint: Checkpoint, used: Mapping[str, str], patterns: Iterable[Ignored]) -> dict[str, str]:
-    """Reasons for all tensors that nothing uses. A pattern that also matches a used tensor does not undo the use."""
+def _unused(
+    checkpoint: Checkpoint, used: Mapping[str, str], patterns: Iterable[Ignored]
+) -> tuple[dict[str, str], list[str]]:
+    """Tensors that nothing uses: with the reasons of those that are ignored, and those that have none. A pattern that
+    also matches a used tensor does not undo the use."""
     known = list(patterns)
     reasons: dict[str, str] = {}
     left_over: list[str] = []
@@ -178,12 +184,24 @@ def _ignored(checkpoint: Checkpoint, used: Mapping[str, str], patterns: Iterable
             left_over.append(name)
         else:
             reasons[name] = reason
+    return reasons, left_over
+
+
+def _check_complete(
+    checkpoint: Checkpoint, absent: Sequence[str], unbound: Sequence[str], left_over: Sequence[str]
+) -> None:
+    """absent: tensors that bindings name. unbound: parameters that none fills. left_over: tensors without a use."""
+    complaints = []
+    if absent or unbound:
+        complaints.append(f"lacks {_listed(absent or unbound, 'tensor' if absent else 'parameter')}")
+        hint = "the file is incomplete, or its metadata describes another model"
     if left_over:
-        raise CheckpointError(
-            f"`{checkpoint.path}` has {_listed(left_over, 'tensor')} that the model does not use",
-            hint="leaving them out would change answers; the architecture may be a variant that Pelton does not know",
-        )
-    return reasons
+        complaints.append(f"has {_listed(left_over, 'tensor')} that the model does not use")
+        hint = "leaving them out would change answers; the architecture may be a variant that Pelton does not know"
+    if len(complaints) == 2:
+        hint = "its tensors may have other names than Pelton knows, or its metadata describes another model"
+    if complaints:
+        raise CheckpointError(f"`{checkpoint.path}` {' and '.join(complaints)}", hint)
 
 
 def _listed(names: Sequence[str], noun: str) -> str:
@@ -193,20 +211,12 @@ def _listed(names: Sequence[str], noun: str) -> str:
     return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({shown}{more})"
 
 
-def _fill(source: Source, request: PackRequest, checkpoint: Checkpoint, fd: int, team: _native.Team) -> None:
-    tensor = source.tensor
+def _add(reads: _native.WeightReads, fd: int, source: Source, request: PackRequest) -> None:
+    tensor, place = source.tensor, (request.destination, request.offset)
     if request.layout == "panels":
         n, k = tensor.shape
-        _native.pack(
-            team, tensor.format, fd, tensor.offset, n, k, request.destination, request.offset, source.row_order
-        )
-        return
-    assert request.layout == "vector", f"`{request.parameter}` is wanted as `{request.layout}`"
-    values = checkpoint.read_vector(tensor.name)
-    if source.row_order is not None:
-        values = [values[row] for row in source.row_order]
-    if source.add_one:
-        values = [value + 1.0 for value in values]
-    packed = struct.pack(f"<{len(values)}f", *values)
-    with memoryview(request.destination) as view:
-        view[request.offset : request.offset + len(packed)] = packed
+        reads.add_matrix(tensor.format, fd, tensor.offset, n, k, *place, source.row_order)
+    else:
+        assert request.layout == "vector", f"`{request.parameter}` is wanted as `{request.layout}`"
+        (count,) = tensor.shape
+        reads.add_vector(tensor.format, fd, tensor.offset, count, *place, source.row_order, source.add_one)

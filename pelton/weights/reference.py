@@ -7,7 +7,6 @@ org/repo[@revision][:QUANT], hf://…       a repository of the hub (hub)
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +109,8 @@ def pull(text: str, settings: StoreSettings, client: HubClient | None = None, *,
         return known
     if settings.offline:
         raise DownloadError(
-            f"`{reference}` is not in the model cache, and Pelton is offline",
-            hint="fetch it with `pelton models pull` while there is a network (PELTON_OFFLINE unset)",
+            f"`{text}` is not in the model cache, and Pelton is offline",
+            hint=f"fetch it with `pelton models pull {text}` while there is a network (PELTON_OFFLINE unset)",
         )
     return store.add(str(reference), lambda directory: _fetch(reference, directory, client), replace=update)
 
@@ -156,5 +155,7 @@ def _may_be_model(path: Path) -> bool:
 
 
 def _nearest(text: str, names: list[str]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(text, names, n=3)
     return f"did you mean {' or '.join(f'`{name}`' for name in close)}?" if close else GRAMMAR

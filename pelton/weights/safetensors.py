@@ -5,7 +5,6 @@ File: u64 length of the header, the header (JSON: name -> dtype, shape, data_off
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -84,6 +83,8 @@ class SafetensorsCheckpoint(Checkpoint):
         return cls(weights or directory, parts, config, sidecars)
 
     def fingerprint(self) -> str:
+        import hashlib
+
         digest = hashlib.blake2b(digest_size=16)
         digest.update(json.dumps(self.metadata, sort_keys=True).encode())
         for file in self.files:

@@ -10,10 +10,8 @@ Knows nothing of where models come from (packages, hub) and of what is in them.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,7 +129,7 @@ class Store:
         """Deletes a model's files, the record first, so that an interruption leaves no half model that looks whole."""
         with self._lock(entry_name(model.reference)):
             (model.directory / RECORD_NAME).unlink(missing_ok=True)
-            shutil.rmtree(model.directory, ignore_errors=False)
+            _remove(model.directory)
 
     def verify(self, model: StoredModel) -> list[str]:
         """Reads all files and compares with what was recorded; gives what is wrong, one line per file."""
@@ -173,10 +171,10 @@ class Store:
         write_whole(incoming / RECORD_NAME, msgspec.json.format(msgspec.json.encode(record)))
         directory.parent.mkdir(parents=True, exist_ok=True)
         if directory.exists():
-            shutil.rmtree(directory)
+            _remove(directory)
         incoming.rename(directory)
         if known is not None and known.directory != directory:
-            shutil.rmtree(known.directory)
+            _remove(known.directory)
         return StoredModel(record, directory, record.created_s)
 
     @contextmanager
@@ -207,6 +205,8 @@ class Store:
 def entry_name(text: str) -> str:
     """A reference or revision as the name of a file: letters, digits, `.`, `_`, `-`; different texts stay different."""
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in text)
+    import hashlib
+
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return safe if safe == text and not safe.startswith(".") else f"{safe.strip('.-')}-{digest}"
 
@@ -219,8 +219,16 @@ def is_plain_name(name: str) -> bool:
 
 
 def sha256_of(path: Path) -> str:
+    import hashlib
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove(directory: Path) -> None:
+    import shutil
+
+    shutil.rmtree(directory)
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -232,7 +240,8 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def require_room(directory: Path, nbytes: int, reference: str) -> None:
     """Raises DownloadError if the file system has less than that left."""
-    free = shutil.disk_usage(directory).free
+    system = os.statvfs(directory)
+    free = system.f_bavail * system.f_frsize
     if nbytes > free:
         raise DownloadError(
             f"`{reference}` needs {format_bytes(nbytes)}, and `{directory}` has {format_bytes(free)} left",

@@ -13,7 +13,7 @@ def manager(num_slabs: int = 8, groups: list[CacheGroupSpec] | None = None) -> C
 
 def test_tables_cover_the_tokens_asked_for() -> None:
     cache = manager()
-    cache.open(0)
+    cache.open(0, 128)
     growth = cache.grow(0, 0, 17)
     assert growth is not None
     assert [len(blocks) for blocks in growth.new_blocks] == [2, 2]
@@ -22,7 +22,7 @@ def test_tables_cover_the_tokens_asked_for() -> None:
 
 def test_a_token_inside_the_last_block_takes_nothing() -> None:
     cache = manager()
-    cache.open(0)
+    cache.open(0, 128)
     cache.grow(0, 0, 17)
     growth = cache.grow(0, 17, 1)
     assert growth is not None
@@ -32,7 +32,7 @@ def test_a_token_inside_the_last_block_takes_nothing() -> None:
 
 def test_a_window_gives_back_what_nobody_can_see() -> None:
     cache = manager()
-    cache.open(0)
+    cache.open(0, 128)
     for start in range(0, 96, 32):
         growth = cache.grow(0, start, 32)
     assert growth is not None
@@ -46,7 +46,7 @@ def test_a_window_gives_back_what_nobody_can_see() -> None:
 def test_a_refused_growth_takes_nothing_and_may_be_repeated() -> None:
     cache = manager(num_slabs=2)
     for slot in (0, 1):
-        cache.open(slot)
+        cache.open(slot, 128)
     assert cache.grow(0, 0, 64) is not None
     assert cache.grow(1, 0, 16) is None
     cache.check_integrity()
@@ -57,7 +57,7 @@ def test_a_refused_growth_takes_nothing_and_may_be_repeated() -> None:
 def test_given_back_blocks_are_told_even_after_a_refusal() -> None:
     cache = manager(num_slabs=3)
     for slot in (0, 1):
-        cache.open(slot)
+        cache.open(slot, 128)
     cache.grow(0, 0, 64)
     cache.grow(1, 0, 32)
     assert cache.grow(0, 64, 48) is None
@@ -69,23 +69,26 @@ def test_given_back_blocks_are_told_even_after_a_refusal() -> None:
 
 def test_closing_gives_everything_back() -> None:
     cache = manager()
-    cache.open(3)
+    cache.open(3, 128)
     cache.grow(3, 0, 50)
     cache.close(3)
-    assert cache.pool.num_free_slabs == 8
+    assert cache.pool.num_idle_slabs == 8
     cache.check_integrity()
 
 
 def test_what_is_promised_to_others_is_not_given_away() -> None:
     cache = manager(num_slabs=2, groups=[FULL])  # 16 blocks
-    cache.open(0)
+    for slot in (0, 1):
+        cache.open(slot, 128)
     cache.grow(0, 0, 32)
-    assert cache.can_hold_too(14 * 16, [])
-    assert not cache.can_hold_too(14 * 16, [(0, 32)])
-    assert cache.can_hold_too(13 * 16, [(0, 32)])
-    assert not cache.can_hold_too(13 * 16, [(0, 48)])
+    assert cache.has_room([(1, 14 * 16)])
+    assert cache.has_room([(1, 14 * 16), (0, 32)])
+    assert not cache.has_room([(1, 14 * 16), (0, 48)])
+    assert cache.has_room([(1, 13 * 16), (0, 48)])
+    assert not cache.has_room([(1, 13 * 16), (0, 48)], 1)
 
 
-def test_a_long_request_fits_if_only_its_window_is_kept() -> None:
-    assert manager(num_slabs=3, groups=[WINDOW]).can_ever_hold(100_000)
-    assert not manager(num_slabs=3, groups=[FULL]).can_ever_hold(100_000)
+def test_a_window_is_promised_no_more_than_it_sees() -> None:
+    cache = manager(num_slabs=3, groups=[WINDOW])
+    cache.open(0, 100_000)
+    assert cache.has_room([(0, 100_000)])

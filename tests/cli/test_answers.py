@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pelton.cli.answering import show
+from pelton.cli import answering
+from pelton.cli.answering import prompt_and_pipe, show
 from pelton.cli.options import add_sampling
 from pelton.llm import LLM
 from pelton.outputs import CompletionOutput, RequestOutput
@@ -36,6 +38,30 @@ def test_what_is_piped_in_comes_after_the_prompt(pelton: Pelton, chat_model: Pat
     as_one = pelton("run", chat_model, "abc\n\ndef", *FEW, "--json").document
     assert (both["text"], both["prompt_tokens"]) == (as_one["text"], as_one["prompt_tokens"])
     assert pelton("run", chat_model, *FEW, piped=b"abc").out == pelton("run", chat_model, "abc", *FEW).out
+
+
+def test_a_dash_is_what_is_piped_in(pelton: Pelton, chat_model: Path) -> None:
+    expected = pelton("run", chat_model, "abc", *FEW).out
+    assert pelton("run", chat_model, "-", *FEW, piped=b"abc\n").out == expected
+    assert pelton("generate", "-", "--model", LLAMA, *FEW, piped=b"abc").out == (
+        pelton("generate", "abc", "--model", LLAMA, *FEW).out
+    )
+
+
+def test_a_pipe_that_stays_silent_beside_a_prompt_is_left_alone_and_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(answering, "PIPE_WAIT_S", 0.0)
+    reading, writing = os.pipe()
+    with open(reading) as pipe, open(writing, "w") as source:
+        monkeypatch.setattr("sys.stdin", pipe)
+        assert prompt_and_pipe("abc") == ("abc", "")
+        assert "answering without it" in capsys.readouterr().err
+        source.write("def")
+        source.close()
+        assert prompt_and_pipe("abc") == ("abc", "def")
+        assert prompt_and_pipe("abc") == ("abc", "")  # it has been closed: nothing to wait for
+        assert capsys.readouterr().err == ""
 
 
 def test_generate_needs_no_template_and_keeps_a_pipe_as_it_is(pelton: Pelton) -> None:

@@ -1,4 +1,4 @@
-"""explain, models, doctor and bench: documents and what a reader sees of them."""
+"""explain, models and doctor: documents and what a reader sees of them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def test_explain_tells_the_facts_from_headers(pelton: Pelton, path: Path, archit
     assert {decision["name"] for decision in document["settings"]} >= {"threads", "level", "max_model_len"}
     assert all(decision["reason"] for decision in document["settings"])
     assert document["tokenizer"]["has_chat_template"] is False
+    assert document["tokenizer"]["is_native"] is True
     assert document["nodes"]
     assert document["extensions"] == []
 
@@ -93,7 +94,6 @@ def test_offline_a_model_that_is_not_at_hand_is_told(pelton: Pelton) -> None:
 def quick_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bandwidth is not measured over hundreds of megabytes."""
     monkeypatch.setattr("pelton.cli.doctor.BANDWIDTH_BYTES", 1 << 20)
-    monkeypatch.setattr("pelton.cli.bench.BANDWIDTH_BYTES", 1 << 20)
 
 
 @pytest.mark.usefixtures("quick_machine")
@@ -120,18 +120,3 @@ def test_doctor_lists_how_far_tokenizers_are_checked(pelton: Pelton) -> None:
     shown = pelton("doctor", "--tokenizers").out
     assert re.search(r"^codeshell +same rule as `", shown, re.MULTILINE)
     assert len(shown.splitlines()) == len(document)
-
-
-@pytest.mark.usefixtures("quick_machine")
-def test_bench_measures_prefill_and_decode(pelton: Pelton) -> None:
-    sizes = ("--pp", "8", "16", "--tg", "3", "--repeat", "2")
-    document = pelton("bench", "latency", LLAMA, *sizes, "--json").document
-    assert [row["name"] for row in document["rows"]] == ["prefill 8", "prefill 16", "decode 3"]
-    assert all(0 < row["min"] <= row["tokens_per_s"] <= row["max"] for row in document["rows"])
-    assert "of the read bandwidth" in pelton("bench", "latency", LLAMA, *sizes).out
-
-
-def test_bench_with_a_prompt_beyond_the_context_is_refused(pelton: Pelton) -> None:
-    outcome = pelton("bench", "latency", LLAMA, "--pp", "300", "--repeat", "1")
-    assert outcome.code == 1
-    assert "`300` tokens" in outcome.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -23,37 +24,73 @@ from tests.cli.conftest import Pelton
 
 SAMPLING = "--temperature --top-p --top-k --min-p --repetition-penalty --seed --max-tokens --stop"
 ENGINE = (
-    "--max-model-len --kv-cache-bytes --kv-dtype --activations --max-num-seqs --max-num-batched-tokens --threads "
-    "--level --provider-order --disabled-kernels --strict"
+    "--max-model-len --kv-cache-bytes --kv-dtype --activations --max-num-seqs --max-num-batched-tokens --prefix-cache "
+    "--threads --level --provider-order --disabled-kernels --strict"
 )
 STORE = "--cache-dir --offline --config"
+SERVER = (
+    "--host --port --api-key-file --no-auth --served-model-name --max-queue --queue-timeout-s --request-timeout-s "
+    "--max-tokens-default --drain-timeout-s --cors-origin --strict-params --always-include-usage --log-format "
+    "--log-prompts --metrics --engine --ping-interval-s --max-connections --max-connection-requests "
+    "--max-header-bytes --max-headers --max-url-bytes --max-body-bytes --header-timeout-s --body-timeout-s "
+    "--write-timeout-s --keep-alive-timeout-s"
+)
+# As other servers spell them; no help names them.
+FOREIGN = (
+    "-m -a --alias -c --ctx-size -np --parallel -b --batch-size -t --ctx --kv-cache --queue-timeout --request-timeout "
+    "--drain-timeout --max-num-queued-reqs --download-dir --allowed-origins --gpu-memory-utilization --swap-space "
+    "--dtype --quantization --tensor-parallel-size -tp -ngl --n-gpu-layers --trust-remote-code --enforce-eager "
+    "--enable-prefix-caching --enable-chunked-prefill --api-key"
+)
 # A flag that has been released is not taken away: this list only grows.
 SURFACE = {
     "chat": f"prompt --model --system --stats --json {SAMPLING} {ENGINE} {STORE}",
     "run": f"model prompt --system --stats --json {SAMPLING} {ENGINE} {STORE}",
+    "serve": f"model {SERVER} {ENGINE} {STORE} --help-all {FOREIGN}",
     "generate": f"prompt --model --json {SAMPLING} {ENGINE} {STORE}",
     "explain": f"model --tensors --nodes --json {ENGINE} {STORE}",
     "models": f"action name --update --json {STORE}",
     "doctor": "--tokenizers --json",
-    "bench": f"kind model --pp --tg --repeat --json {ENGINE} {STORE}",
+    "bench": "kind",
+    "bench latency": f"model --pp --tg --repeat --json {ENGINE} {STORE}",
+    "bench throughput": f"model --num-prompts --input-tokens --output-tokens --repeat --json {ENGINE} {STORE}",
+    "bench serve": "url --model --concurrency --rate --requests --input-tokens --output-tokens --dialect --prompts "
+    "--timeout --slo-ttft-ms --slo-tpot-ms --seed --json",
     "version": "--json",
 }
 
 
 def test_commands_and_options_are_those_that_are_promised() -> None:
-    assert list(COMMANDS) == list(SURFACE)
-    for name, expected in SURFACE.items():
-        actions = command(name)[0]._actions
-        found = [action.option_strings[0] if action.option_strings else action.dest for action in actions]
-        assert found == ["-h", *expected.split()], name
+    found: dict[str, argparse.ArgumentParser] = {}
+    for name in COMMANDS:
+        found[name] = command(name)[0]
+        found |= {f"{name} {kind}": parser for kind, parser in subcommands(found[name]).items()}
+    assert list(found) == list(SURFACE)
+    for name, parser in found.items():
+        options = [action.option_strings[0] if action.option_strings else action.dest for action in parser._actions]
+        assert options == ["-h", *SURFACE[name].split()], name
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
 
 
 @pytest.mark.parametrize("name", SURFACE)
 def test_help_of_each_command_names_its_options(pelton: Pelton, name: str) -> None:
-    by_flag, by_word = pelton(name, "--help"), pelton("help", name)
+    by_flag, by_word = pelton(*name.split(), "--help"), pelton("help", *name.split())
     assert (by_flag.code, by_flag.err) == (0, "")
     assert by_flag.out == by_word.out
-    assert all(option in by_flag.out for option in SURFACE[name].split() if option.startswith("--"))
+    shown = SURFACE[name].removesuffix(FOREIGN)
+    by_flag = pelton(name, "--help-all") if "--help-all" in shown else by_flag
+    assert all(option in by_flag.out for option in shown.split() if option.startswith("--"))
+
+
+def test_the_help_of_serve_is_short(pelton: Pelton) -> None:
+    described = [line for line in pelton("serve", "--help").out.splitlines() if line.startswith("  --")]
+    assert len(described) <= 25 + len(["--config", "--help-all"])
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 2), (["--help"], 0), (["-h"], 0), (["help"], 0)])

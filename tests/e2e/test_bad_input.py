@@ -86,11 +86,11 @@ def test_an_unknown_tensor_type(pelton: Pelton, tmp_path: Path) -> None:
     assert "77" in message
 
 
-def test_a_missing_tensor_is_named(pelton: Pelton, tmp_path: Path) -> None:
+def test_a_renamed_tensor_is_named_with_what_stands_in_its_place(pelton: Pelton, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(LLAMA.read_bytes().replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"))
     message = _refused(pelton, 3, "generate", "abc", "--model", path)
-    assert "lacks 1 tensor (`blk.0.attn_q.weight`)" in message
+    assert "lacks 1 tensor (`blk.0.attn_q.weight`) and has 1 tensor (`blk.0.attn_x.weight`)" in message
 
 
 def test_a_vocabulary_that_is_larger_than_the_embedding(pelton: Pelton, tmp_path: Path) -> None:
@@ -171,13 +171,13 @@ def test_a_file_that_shrinks(pelton: Pelton, monkeypatch: pytest.MonkeyPatch, tm
             file.truncate(DATA_START + 1000)
 
     if when == "while they are read":
-        fill = loading._fill
+        add = loading._add
 
-        def fill_after(*arguments: Any) -> None:
+        def add_after(*arguments: Any) -> None:
             shrink()
-            fill(*arguments)
+            add(*arguments)
 
-        monkeypatch.setattr(loading, "_fill", fill_after)
+        monkeypatch.setattr(loading, "_add", add_after)
     else:
         load = PreparedModel.load
 

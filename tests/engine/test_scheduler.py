@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pelton.engine.engine import Engine
+from pelton.engine.step_costs import MAX_STRETCH, StepCosts
 from pelton.sampling_params import SamplingParams
 from tests.fake_runner import engine_of, runner_of
 
@@ -110,7 +111,7 @@ def test_nobody_overtakes_the_first_that_waits_for_room() -> None:
     engine = engine_of(num_slabs=4)
     engine.add("a", [7] * 100, LONG)
     engine.step()
-    engine.add("big", [7] * 150, SamplingParams(max_tokens=1))
+    engine.add("big", [8] * 150, SamplingParams(max_tokens=1))
     engine.add("small", [7], SamplingParams(max_tokens=1))
     engine.step()
     assert [request.request_id for request in engine.scheduler.waiting] == ["big", "small"]
@@ -131,3 +132,69 @@ def test_nothing_to_do_is_no_step() -> None:
     engine = engine_of()
     assert engine.step() == []
     assert runner_of(engine).steps == []
+
+
+def test_a_short_prompt_is_not_stuck_behind_a_long_one() -> None:
+    engine = engine_of(max_num_batched_tokens=32, max_model_len=2000, num_slabs=64)
+    engine.add("long", [5] * 800, LONG)
+    engine.step()
+    engine.add("short", [6] * 16, LONG)
+    assert [part.request_id for part in engine.step() if part.token_ids] == ["short"]
+    assert step_sizes(engine) == {0: 16, 1: 16}
+
+
+def test_half_of_a_step_is_the_first_prompts_however_many_short_ones_come() -> None:
+    engine = engine_of(max_num_batched_tokens=32, max_model_len=2000, num_slabs=64)
+    engine.add("long", [5] * 320, SamplingParams(max_tokens=1))
+    for number in range(19):
+        engine.add(str(number), [number] * 31, SamplingParams(max_tokens=1))
+        engine.step()
+        assert step_sizes(engine)[0] >= 16
+    assert any(part.request_id == "long" for part in engine.step())
+
+
+def test_a_prompt_of_higher_priority_is_served_before_a_shorter_one() -> None:
+    engine = engine_of(max_num_batched_tokens=32)
+    engine.add("first", [5] * 100, LONG, priority=-2)
+    engine.add("second", [6] * 80, LONG, priority=-1)
+    engine.add("short", [7] * 8, LONG)
+    engine.step()
+    assert step_sizes(engine) == {0: 16, 1: 16}
+
+
+def test_prefills_leave_decodes_within_the_bound() -> None:
+    costs = StepCosts(read_rows=7.0, half_position=100.0)
+    engine = engine_of(max_num_batched_tokens=64, max_model_len=2000, num_slabs=80, step_costs=costs)
+    engine.add("decodes", [5], SamplingParams(max_tokens=200, ignore_eos=True))
+    engine.step()
+    engine.add("long", [6] * 500, LONG)
+    (long,) = engine.scheduler.waiting
+    sizes = []
+    while long.remaining > 1:
+        engine.step()
+        decode, prefill = runner_of(engine).steps[-1].work
+        assert decode.num_tokens == 1
+        sizes.append(prefill.num_tokens)
+        alone = costs.read_rows + costs.row(decode.num_computed)
+        together = alone + prefill.num_tokens * costs.row(prefill.num_computed)
+        assert together <= MAX_STRETCH * alone
+    assert sizes[0] == 16
+    assert min(sizes[:-1]) >= 1
+    assert sizes[-2] < sizes[0]
+
+
+def test_a_prefill_goes_on_even_where_the_bound_leaves_nothing() -> None:
+    engine = engine_of(step_costs=StepCosts(0.0, 1.0), max_model_len=200)
+    engine.add("decodes", [5], LONG)
+    engine.step()
+    engine.add("long", [6] * 60, LONG)
+    for _ in range(70):
+        engine.step()
+    assert all(request.num_output for request in engine.scheduler.running)
+
+
+def test_without_decodes_a_prefill_takes_the_whole_step() -> None:
+    engine = engine_of(step_costs=StepCosts(1.0, 10.0))
+    engine.add("long", [6] * 60, LONG)
+    engine.step()
+    assert step_sizes(engine) == {0: 32}

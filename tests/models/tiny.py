@@ -35,7 +35,8 @@ NAMES = tuple(_SIZES)
 
 
 def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
-    """float32, weights large enough that every part of a layer shows in the logits."""
+    """float32, weights large enough that every part of a layer shows in the logits, and no number that is a reader's
+    default."""
     hidden, intermediate, layers, heads, kv_heads, head_dim = _SIZES[name]
     common: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -46,6 +47,7 @@ def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-3,
         "tie_word_embeddings": is_tied,
         "attn_implementation": "eager",
     }
@@ -53,18 +55,30 @@ def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
     if family == "llama":
         config: Any = LlamaConfig(**common, rope_parameters=dict(LLAMA3_SCALING))
     elif family == "qwen3":
-        config = Qwen3Config(**common)
+        config = Qwen3Config(**common, rope_parameters=_rotary(5e4))
     else:
-        config = Gemma3TextConfig(**common, sliding_window=24, query_pre_attn_scalar=head_dim)
+        bases = {"full_attention": _rotary(5e5), "sliding_attention": _rotary(2e4)}
+        config = Gemma3TextConfig(**common, sliding_window=24, query_pre_attn_scalar=head_dim, rope_parameters=bases)
     torch.manual_seed(11)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
+            if not parameter_name.endswith("norm.weight"):
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    vary_norms(model)
+    return model
+
+
+def vary_norms(model: PreTrainedModel) -> None:
+    """A new model's are all alike, so that nothing would show which is which."""
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("norm.weight"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
-            else:
-                parameter.normal_(std=parameter.shape[-1] ** -0.5)
-    return model
+
+
+def _rotary(base: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": base}
 
 
 def logits(model: PreTrainedModel, token_ids: list[int]) -> Array:
@@ -92,7 +106,9 @@ def write_gguf(model: PreTrainedModel, path: Path, convert: Callable[[str, Array
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if family == "gemma3":
-        writer.add_rope_freq_base(1e6)
+        bases = config.rope_parameters
+        writer.add_rope_freq_base(bases["full_attention"]["rope_theta"])
+        writer.add_float32("gemma3.rope.freq_base_swa", bases["sliding_attention"]["rope_theta"])
         writer.add_sliding_window(config.sliding_window)
     else:
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])

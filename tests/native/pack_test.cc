@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "file_read.h"
+#include "weight_reads.h"
 
 using namespace pelton;
 
@@ -45,6 +46,13 @@ std::vector<float> unpacked(const PackShape& shape, const uint8_t* packed) {
   return out;
 }
 
+void read_matrix(Team& team, const PackShape& shape, int fd, int64_t offset, uint8_t* target,
+                 const std::vector<int64_t>& row_order) {
+  WeightReads reads;
+  reads.add_matrix(shape, {fd, offset}, target, row_order);
+  reads.run(team);
+}
+
 const char* const kFormats[] = {"f32",  "f16",  "bf16", "q4_0", "q4_1", "q5_0", "q5_1",
                                 "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"};
 
@@ -59,12 +67,12 @@ TEST(pack_keeps_each_row_apart) {
     const std::vector<uint8_t> bytes = bytes_of(shape.file_bytes());
     const TestFile file(bytes);
     Memory packed(shape.packed_bytes(), "test");
-    pack_from_file(team, shape, file.fd(), 0, packed.data(), {});
+    read_matrix(team, shape, file.fd(), 0, packed.data(), {});
     const std::vector<float> all = unpacked(shape, packed.data());
     const PackShape one(format, 1, kK);
     for (int64_t row = 0; row < kN; ++row) {
       Memory alone(one.packed_bytes(), "test");
-      pack_from_file(team, one, file.fd(), row * shape.row_bytes, alone.data(), {});
+      read_matrix(team, one, file.fd(), row * shape.row_bytes, alone.data(), {});
       const std::vector<float> values = unpacked(one, alone.data());
       CHECK(std::memcmp(values.data(), &all[row * kK], kK * sizeof(float)) == 0);
     }
@@ -78,7 +86,7 @@ TEST(pack_of_floats_is_lossless) {
     const std::vector<uint8_t> bytes = bytes_of(shape.file_bytes());
     const TestFile file(bytes);
     Memory packed(shape.packed_bytes(), "test");
-    pack_from_file(team, shape, file.fd(), 0, packed.data(), {});
+    read_matrix(team, shape, file.fd(), 0, packed.data(), {});
     CHECK(std::memcmp(unpacked(shape, packed.data()).data(), bytes.data(), bytes.size()) == 0);
   }
 }
@@ -90,8 +98,8 @@ TEST(pack_reorders_rows) {
   std::vector<int64_t> order;
   for (int64_t row = 0; row < shape.n; ++row) order.push_back((row * 7 + 3) % shape.n);
   Memory straight(shape.packed_bytes(), "test"), reordered(shape.packed_bytes(), "test");
-  pack_from_file(team, shape, file.fd(), 0, straight.data(), {});
-  pack_from_file(team, shape, file.fd(), 0, reordered.data(), order);
+  read_matrix(team, shape, file.fd(), 0, straight.data(), {});
+  read_matrix(team, shape, file.fd(), 0, reordered.data(), order);
   const std::vector<float> a = unpacked(shape, straight.data()), b = unpacked(shape, reordered.data());
   for (int64_t row = 0; row < shape.n; ++row) {
     CHECK(std::memcmp(&b[row * shape.k], &a[order[row] * shape.k], shape.k * sizeof(float)) == 0);
@@ -105,7 +113,7 @@ TEST(pack_names_what_is_missing) {
   Memory packed(shape.packed_bytes(), "test");
   bool named = false;
   try {
-    pack_from_file(team, shape, file.fd(), 0, packed.data(), {});
+    read_matrix(team, shape, file.fd(), 0, packed.data(), {});
   } catch (const EndOfFile& error) {
     named = std::strstr(error.what(), " 5 bytes") != nullptr;
   }

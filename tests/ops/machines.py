@@ -40,7 +40,9 @@ def load_weight(place: WeightPlace, raw: bytes, team: _native.Team) -> None:
     fd = os.memfd_create("tensor")
     try:
         os.write(fd, raw)
-        _native.pack(team, packing.format, fd, 0, n, k, place.buffer, place.offset)
+        reads = _native.WeightReads()
+        reads.add_matrix(packing.format, fd, 0, n, k, place.buffer, place.offset)
+        reads.run(team)
     finally:
         os.close(fd)
 

@@ -101,7 +101,9 @@ def packed(format: str, raw: Bytes, n: int, k: int) -> _native.Buffer:
     with tempfile.TemporaryFile() as file:
         file.write(raw.tobytes())
         file.flush()
-        _native.pack(team, format, file.fileno(), 0, n, k, buffer, 0)
+        reads = _native.WeightReads()
+        reads.add_matrix(format, file.fileno(), 0, n, k, buffer, 0)
+        reads.run(team)
     team.close()
     return buffer
 

@@ -25,14 +25,6 @@ def test_add_rounds_once(level: str, columns: int) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("columns", COLUMNS)
-def test_scale_rounds_once(level: str, columns: int) -> None:
-    x, out = drawn(ROWS, columns), zeros(ROWS, columns)
-    run_rows(level, [Node("scale", [x, out], [columns, columns, columns], [0.3])], ROWS)
-    assert np.array_equal(bits(out), bits(x * np.float32(0.3)))
-
-
-@pytest.mark.parametrize("level", LEVELS)
 def test_gather_takes_the_rows_that_need_logits(level: str) -> None:
     x, out = drawn(ROWS, 40), zeros(4, 40)
     with team(2) as workers:

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from pelton.cache.groups import CacheGroupSpec
-from pelton.cache.manager import CacheManager
+from pelton.cache.groups import CacheGroupSpec, peak_slabs
 from pelton.config import load_settings, options
 from pelton.errors import MemoryPlanError, UsageError
-from pelton.plan import ModelFacts, Plan, PlatformFacts, resolve
+from pelton.plan import ModelFacts, Plan, resolve
+from pelton.platforms.cpu.platform import CpuPlatform
+from pelton.platforms.platform import PlatformFacts
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -28,6 +29,8 @@ MODEL = ModelFacts(
     cache_groups={"bf16": cache_groups(2), "f16": cache_groups(2), "f32": cache_groups(4)},
     step_bytes=40 * MIB,
     step_bytes_per_token=30 * KIB,
+    products_per_token=100 * MIB,
+    attention_per_position=3 * 2 * 1024,
 )
 PLATFORM = PlatformFacts(
     name="cpu",
@@ -37,6 +40,8 @@ PLATFORM = PlatformFacts(
     threads_reason="one per core",
     max_threads=8,
     levels={"best": "the CPU lacks it", "good": None, "plain": None},
+    products_per_byte={"best": 20.0, "good": 4.0, "plain": 1.0},
+    attention_cost=2.0,
 )
 FULL_ONLY = replace(MODEL, cache_groups={"bf16": (CacheGroupSpec("full", MIB),)}, max_position=131072)
 
@@ -56,7 +61,7 @@ def test_with_room_for_all_nothing_is_reduced() -> None:
 
 def test_every_setting_of_the_engine_is_decided_with_a_source_and_a_reason() -> None:
     made = plan(threads=2)
-    assert set(made.decisions) == {option.name for option in options("engine")}
+    assert set(made.decisions) == {option.name for option in options("engine")} | {"prefill_beside_decode"}
     assert all(decision.reason for decision in made.decisions.values())
     assert made.decisions["threads"].source == "user"
     assert made.decisions["max_model_len"].source == "derived"
@@ -76,10 +81,10 @@ def test_the_table_adds_up_to_what_is_usable(usable_bytes: int, settings: dict[s
 @pytest.mark.parametrize("model", [MODEL, FULL_ONLY])
 def test_the_pool_holds_a_sequence_of_the_whole_context(usable_bytes: int, model: ModelFacts) -> None:
     limits = plan(model, usable_bytes).limits
-    cache = CacheManager(
-        model.cache_groups["bf16"], limits.kv_cache_bytes, limits.slab_bytes, limits.max_num_batched_tokens
+    needed = peak_slabs(
+        model.cache_groups["bf16"], limits.slab_bytes, limits.max_model_len, limits.max_num_batched_tokens
     )
-    assert cache.can_ever_hold(limits.max_model_len)
+    assert needed * limits.slab_bytes <= limits.kv_cache_bytes
     assert limits.max_num_batched_tokens >= limits.max_num_seqs
 
 
@@ -192,3 +197,26 @@ def test_a_level_that_cannot_be_used_is_named(level: str, message: str) -> None:
 
 def test_a_level_can_be_asked_for() -> None:
     assert plan(level="plain").level == "plain"
+
+
+def test_prefills_beside_decodes_are_bounded_and_the_bound_is_told() -> None:
+    made = plan()
+    costs = made.limits.step_costs
+    assert costs is not None
+    read_rows = 250 * 4 / 100  # a row takes 100 MiB of products, in each of which 4 take as long as a byte
+    assert costs.read_rows == pytest.approx(read_rows)
+    assert costs.row(0) == 1
+    assert costs.row(int(100 * MIB / (3 * 2 * 1024 * 2.0))) == pytest.approx(2, rel=1e-3)
+    decision = made.decisions["prefill_beside_decode"]
+    assert decision.value == int(2 * (read_rows + 1))
+    assert "at most 3x one stream's decode" in decision.reason
+
+
+def test_a_slower_level_computes_fewer_beside_decodes() -> None:
+    values = [plan(level=level).decisions["prefill_beside_decode"].value for level in ("good", "plain")]
+    assert values[0] > values[1] >= 1
+
+
+def test_every_level_of_this_machine_says_how_fast_it_is() -> None:
+    facts = CpuPlatform().plan_facts()
+    assert facts.levels.keys() <= facts.products_per_byte.keys()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pelton"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-DEVICE_WORDS = re.compile(r"\b(cuda|rocm|hip|mps|metal|avx\w*|vnni|neon|sse\w*|amx|is_cuda|is_cpu)\b", re.IGNORECASE)
+DEVICE_WORDS = re.compile(r"\b(cuda|rocm|hip|mps|metal|avx\w*|vnni|neon|sse\d\w*|amx|is_cuda|is_cpu)\b", re.IGNORECASE)
 BANNED_NAMES = {"eval", "exec", "compile", "__import__"}
 BANNED_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle"}
 

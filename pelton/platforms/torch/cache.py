@@ -9,9 +9,9 @@ import torch
 
 from pelton.graph.graph import CacheLayer
 from pelton.graph.kernel import CacheGroupLayout
+from pelton.platforms.platform import BLOCK_TOKENS, LINE
 
-BLOCK_TOKENS = 16
-OFFSET_UNIT = 64  # bytes: what block tables count in
+OFFSET_UNIT = LINE  # what block tables count in
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
 
 

@@ -117,12 +117,12 @@ def test_formats_are_numbered_as_the_native_library_does() -> None:
 
 
 def test_every_native_kernel_is_used_by_some_kernel() -> None:
-    """But those of the runner, and `scale`, which no op needs yet."""
+    """But those of the runner."""
     used = {name for kernel in KERNELS for name in kernel.native}
     for level, is_usable, _ in _native.levels():
         if is_usable:
             native = {name for name in _native.kernels(level) if not name.startswith("logits.")}
-            assert native - {"scale"} == used
+            assert native == used
 
 
 def test_importing_the_platform_is_quick_and_brings_no_array_library() -> None:
