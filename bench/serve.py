@@ -33,12 +33,12 @@ def target(server: servers.Server) -> Target:
 
 
 def run_streams(server: servers.Server, streams: int, arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Twice as many requests as streams, after one short request for each."""
+    """As many requests per stream as `waves`, after one short request for each."""
 
     async def measure() -> list[Outcome]:
         warm = random_asks(streams, 16, 4, as_text=False, seed=seed + 1)
         await closed_loop(target(server), warm, streams, TIMEOUT_S)
-        asks = random_asks(2 * streams, arguments.input_tokens, arguments.output_tokens, as_text=False, seed=seed)
+        asks = random_asks(arguments.waves * streams, arguments.input_tokens, arguments.output_tokens, as_text=False, seed=seed)
         return await closed_loop(target(server), asks, streams, TIMEOUT_S)
 
     before = server.cpu_seconds()
@@ -190,6 +190,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--streams", type=int, nargs="*", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--waves", type=int, default=2, help="requests per stream, one after the other")
     parser.add_argument("--input-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--repeated-tokens", type=int, default=1500, help="0: not measured")
