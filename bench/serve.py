@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import servers
-from bench.machine import machine_facts
+from bench.machine import command_of, machine_facts
 from pelton.measure.load import Ask, Outcome, Target, ask, closed_loop, random_asks
 from pelton.measure.sse_client import Endpoint
 from pelton.measure.summary import percentile, summarise
@@ -38,7 +38,8 @@ def run_streams(server: servers.Server, streams: int, arguments: argparse.Namesp
     async def measure() -> list[Outcome]:
         warm = random_asks(streams, 16, 4, as_text=False, seed=seed + 1)
         await closed_loop(target(server), warm, streams, TIMEOUT_S)
-        asks = random_asks(arguments.waves * streams, arguments.input_tokens, arguments.output_tokens, as_text=False, seed=seed)
+        count = arguments.waves * streams
+        asks = random_asks(count, arguments.input_tokens, arguments.output_tokens, as_text=False, seed=seed)
         return await closed_loop(target(server), asks, streams, TIMEOUT_S)
 
     before = server.cpu_seconds()
@@ -201,7 +202,7 @@ def main() -> None:
         **machine_facts(),
         "model": Path(arguments.model).name,
         **{name: getattr(arguments, name) for name in ("threads", "rounds", "input_tokens", "output_tokens")},
-        "command": "python -m bench.serve " + " ".join(_shown(argument) for argument in sys.argv[1:]),
+        "command": command_of("bench.serve", arguments, ["model"]),
     }
     report = {
         "about": about,
@@ -214,12 +215,6 @@ def main() -> None:
     text = table(report)
     arguments.output.with_suffix(".md").write_text(text)
     print(text)
-
-
-def _shown(argument: str) -> str:
-    """An argument as another machine would write it: files by their name."""
-    path = Path(argument)
-    return path.name if path.is_absolute() else argument
 
 
 if __name__ == "__main__":
