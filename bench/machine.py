@@ -33,13 +33,13 @@ def machine_facts() -> dict[str, Any]:
 
 
 def command_of(module: str, arguments: argparse.Namespace, positional: Sequence[str]) -> str:
-    """The whole command, with every option whether it was given or not; of an absolute path only the name, since the
+    """The whole command, with every option that has a value, given or not; of an absolute path only the name, since the
     rest is this machine's. positional: the names of the arguments that no option precedes."""
     words = ["python", "-m", module]
     for name in positional:
         words += _words(getattr(arguments, name))
     for name, value in vars(arguments).items():
-        if name not in positional:
+        if name not in positional and value is not None:
             words += ["--" + name.replace("_", "-"), *_words(value)]
     return shlex.join(words)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import servers
-from bench.machine import machine_facts
+from bench.machine import command_of, machine_facts
 from pelton.measure.load import Ask, Outcome, Target, ask, closed_loop, random_asks
 from pelton.measure.sse_client import Endpoint
 from pelton.measure.summary import percentile, summarise
@@ -33,12 +33,13 @@ def target(server: servers.Server) -> Target:
 
 
 def run_streams(server: servers.Server, streams: int, arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Twice as many requests as streams, after one short request for each."""
+    """As many requests per stream as `waves`, after one short request for each."""
 
     async def measure() -> list[Outcome]:
         warm = random_asks(streams, 16, 4, as_text=False, seed=seed + 1)
         await closed_loop(target(server), warm, streams, TIMEOUT_S)
-        asks = random_asks(2 * streams, arguments.input_tokens, arguments.output_tokens, as_text=False, seed=seed)
+        count = arguments.waves * streams
+        asks = random_asks(count, arguments.input_tokens, arguments.output_tokens, as_text=False, seed=seed)
         return await closed_loop(target(server), asks, streams, TIMEOUT_S)
 
     before = server.cpu_seconds()
@@ -190,6 +191,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--streams", type=int, nargs="*", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--waves", type=int, default=2, help="requests per stream, one after the other")
     parser.add_argument("--input-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--repeated-tokens", type=int, default=1500, help="0: not measured")
@@ -200,7 +202,7 @@ def main() -> None:
         **machine_facts(),
         "model": Path(arguments.model).name,
         **{name: getattr(arguments, name) for name in ("threads", "rounds", "input_tokens", "output_tokens")},
-        "command": "python -m bench.serve " + " ".join(_shown(argument) for argument in sys.argv[1:]),
+        "command": command_of("bench.serve", arguments, ["model"]),
     }
     report = {
         "about": about,
@@ -213,12 +215,6 @@ def main() -> None:
     text = table(report)
     arguments.output.with_suffix(".md").write_text(text)
     print(text)
-
-
-def _shown(argument: str) -> str:
-    """An argument as another machine would write it: files by their name."""
-    path = Path(argument)
-    return path.name if path.is_absolute() else argument
 
 
 if __name__ == "__main__":

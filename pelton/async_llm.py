@@ -25,7 +25,7 @@ from pelton.engine.client import EngineClient
 from pelton.engine.messages import AddRequest, EngineStats, Ready
 from pelton.engine.scheduler import EngineLimits
 from pelton.engine.supervisor import RestartPolicy
-from pelton.errors import EngineDeadError, PeltonError, TokenizerError
+from pelton.errors import EngineDeadError, PeltonError, TokenizerError, UsageError
 from pelton.outputs import RequestOutput
 from pelton.sampling_params import SamplingParams
 from pelton.text_model import Message, Prompt, TextModel, load_text_model
@@ -216,7 +216,9 @@ class AsyncLLM:
         served), QueueFullError (with `retry_after_s`), QueueTimeoutError, or EngineDeadError.
         """
         text, token_ids = await self.encode(prompt)
-        sampling = sampling_params or self.get_default_sampling_params()
+        sampling = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        if not isinstance(sampling, SamplingParams):
+            raise UsageError(f"`sampling_params` is a SamplingParams, not `{type(sampling).__name__}`")
         check_request(self._loaded.limits, self._loaded.cache_groups, token_ids, sampling)
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed & _SEED_MASK
         request_id = request_id or f"request-{next(self._request_numbers)}"

@@ -114,7 +114,6 @@ int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline constexpr int64_t kMaxBlockRows = 128;
 inline constexpr int64_t kAccBytes = kMaxBlockRows * kStripColumns * sizeof(float);
 inline constexpr int64_t kActivationBytes = 512 << 10;  // of a row block: half of an L2 of 1 MiB
-inline constexpr int64_t kMaxK = kActivationBytes / sizeof(int16_t);
 static_assert(2 * kStripBytes + 2 * kAccBytes + kActivationBytes <= static_cast<int64_t>(kScratchBytes), "scratch");
 
 inline constexpr int64_t kPieceMicroseconds = 60;

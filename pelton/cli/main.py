@@ -52,9 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare_output() -> None:
-    """Text that the terminal's encoding lacks is shown as `?`; a standard output that is closed takes everything."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open to the end of the process)
+    """Text that the terminal's encoding lacks is shown as `?`; an output or error stream that is closed takes
+    everything."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # Open to the end of the process.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

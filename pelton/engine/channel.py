@@ -12,8 +12,8 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from pelton.engine.messages import ToClient, ToEngine
-from pelton.errors import EngineDeadError, PeltonError
+from pelton.engine.messages import AddRequest, ToClient, ToEngine
+from pelton.errors import EngineDeadError, PeltonError, RequestError
 
 # A prompt of 13 million tokens, or the log-probabilities of a step of 200,000: more is a fault.
 MAX_FRAME_BYTES = 64 << 20
@@ -42,6 +42,15 @@ def frame(message: ToEngine | ToClient) -> bytes:
         raise ChannelError(f"a message has `{num_bytes}` bytes; a frame holds `{MAX_FRAME_BYTES}`")
     _LENGTH.pack_into(data, 0, num_bytes)
     return bytes(data)
+
+
+def check_readable(request: AddRequest) -> None:
+    """Raises RequestError for a request with values that the engine can't read: their frame would end it, and with it
+    all other requests."""
+    try:
+        msgspec.msgpack.decode(_ENCODER.encode(request), type=AddRequest)
+    except (msgspec.MsgspecError, PeltonError, TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"the request can't be told to the engine: {error}") from error
 
 
 class FrameReader(Generic[M]):

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pelton.engine.channel import ChannelError
+from pelton.engine.channel import ChannelError, check_readable
 from pelton.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -156,9 +156,11 @@ class EngineClient:
         """Queues a request that has been checked (engine/admission.py).
 
         Raises QueueFullError, EngineDeadError, QuarantineError for one that broke the engine not long ago, or
-        RequestError if there is one of that id; the stream raises QueueTimeoutError, EngineDeadError, QuarantineError.
+        RequestError if there is one of that id or the engine can't read it; the stream raises QueueTimeoutError,
+        EngineDeadError, QuarantineError.
         """
         self._supervisor.check_alive()
+        check_readable(request)
         if request.request_id in self._streams:
             raise RequestError(f"there is a request `{request.request_id}` already")
         seconds_left = self._quarantine.seconds_left(request, self._loop.time())

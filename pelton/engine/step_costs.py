@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 # A step in which others decode may take so many times what their tokens alone would.
-MAX_STRETCH = 3.0
+MAX_STRETCH = 2.7
 
 
 class StepCosts(msgspec.Struct, frozen=True):

@@ -210,10 +210,14 @@ def _for_each_string(value: object, visit: Callable[[str], object]) -> None:
 
 
 def _map_strings(value: Any, change: Callable[[str], Any], depth: int = 0) -> Any:
-    """The same nest of lists and dicts with every string changed, names of roles and keys excepted."""
+    """The same nest of lists and dicts with every string changed, names of roles and keys excepted.
+
+    Raises RequestError for a string that is not valid Unicode, ChatTemplateError for a nest too deep.
+    """
     if depth > _MAX_DEPTH:
         raise ChatTemplateError(f"a message is nested more than `{_MAX_DEPTH}` deep")
     if isinstance(value, str):
+        utf8_of(value)  # the template engine would write a lone surrogate as three other characters, and say nothing
         return change(value)
     if isinstance(value, Mapping):
         return {key: item if key == "role" else _map_strings(item, change, depth + 1) for key, item in value.items()}

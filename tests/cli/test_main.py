@@ -206,3 +206,10 @@ def raising(error: BaseException) -> Callable[..., int]:
 def test_the_log_level_is_checked(pelton: Pelton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PELTON_LOG_LEVEL", "loud")
     assert pelton("version").code == 2
+
+
+def test_a_closed_error_stream_takes_everything() -> None:
+    """What is meant for it must neither end the command nor land among the answers."""
+    command_line = [sys.executable, "-m", "pelton.cli.main", "no-such-command"]
+    process = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command_line], stdout=subprocess.PIPE, check=False)
+    assert (process.returncode, process.stdout) == (2, b"")

@@ -25,7 +25,7 @@ def test_no_request_of_the_document_is_a_fault(scripted: RunningServer, case_cou
         for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
 
             @hypothesis.settings(
-                max_examples=case_count(20, 200),
+                max_examples=case_count(20, 100),
                 derandomize=True,
                 database=None,
                 deadline=None,

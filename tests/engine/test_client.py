@@ -202,6 +202,34 @@ def test_a_client_that_reads_late_gets_all_in_one_piece(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"priority": "high"},
+        {"priority": 10**30},
+        {"cache_salt": 5},
+        {"cache_salt": "\ud800"},
+        {"request_id": ["a"]},
+        {"sampling": SamplingParams(stop_token_ids=(True,))},
+        {"sampling": SamplingParams(stop="\ud800")},
+    ],
+    ids=str,
+)
+def test_a_request_that_the_engine_could_not_read_is_refused_and_harms_nobody(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    async def work() -> None:
+        async with Client(say(tmp_path)) as client:
+            running = client.ask("running")
+            arguments = {"request_id": "wrong", "sampling": SamplingParams(), **wrong}
+            with pytest.raises(RequestError, match="can't be told to the engine"):
+                client.submit(AddRequest(prompt_token_ids=PROMPT, seed=1, **arguments))
+            assert await read(running) == ([[*TOKENS, END]], ["stop"])
+            assert (client.num_open, client.num_restarts) == (0, 0)
+
+    run(work())
+
+
 def test_the_queue_has_a_bound(tmp_path: Path) -> None:
     async def work() -> None:
         async with Client(say(tmp_path, fault="stall"), max_queue=3, stop_timeout_s=0.01) as client:

@@ -178,7 +178,7 @@ def test_prefills_leave_decodes_within_the_bound() -> None:
         alone = costs.read_rows + costs.row(decode.num_computed)
         together = alone + prefill.num_tokens * costs.row(prefill.num_computed)
         assert together <= MAX_STRETCH * alone
-    assert sizes[0] == 16
+    assert sizes[0] == int((MAX_STRETCH - 1) * 8)  # a decode and the reading of weights cost eight rows
     assert min(sizes[:-1]) >= 1
     assert sizes[-2] < sizes[0]
 

@@ -7,6 +7,7 @@ import pytest
 
 from pelton.cache.groups import CacheGroupSpec, peak_slabs
 from pelton.config import load_settings, options
+from pelton.engine.step_costs import MAX_STRETCH
 from pelton.errors import MemoryPlanError, UsageError
 from pelton.plan import ModelFacts, Plan, resolve
 from pelton.platforms.cpu.platform import CpuPlatform
@@ -208,8 +209,8 @@ def test_prefills_beside_decodes_are_bounded_and_the_bound_is_told() -> None:
     assert costs.row(0) == 1
     assert costs.row(int(100 * MIB / (3 * 2 * 1024 * 2.0))) == pytest.approx(2, rel=1e-3)
     decision = made.decisions["prefill_beside_decode"]
-    assert decision.value == int(2 * (read_rows + 1))
-    assert "at most 3x one stream's decode" in decision.reason
+    assert decision.value == int((MAX_STRETCH - 1) * (read_rows + 1))
+    assert f"at most {MAX_STRETCH:g}x one stream's decode" in decision.reason
 
 
 def test_a_slower_level_computes_fewer_beside_decodes() -> None:

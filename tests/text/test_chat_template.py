@@ -11,7 +11,7 @@ import jinja2.ext
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pelton.errors import ChatTemplateError, ContextLengthError
+from pelton.errors import ChatTemplateError, ContextLengthError, RequestError
 from pelton.text.chat_template import MAX_RENDER_BYTES, ChatTemplate, has_chat_template, load_chat_template
 from pelton.text.tokenizer import Tokenizer, load_tokenizer
 from tests.text.vocabularies import byte_level
@@ -232,6 +232,12 @@ def test_a_message_nested_without_end_is_refused(tokenizer: Tokenizer) -> None:
     content.append(content)
     with pytest.raises(ChatTemplateError, match="nested"):
         ChatTemplate("", tokenizer).render([{"role": "user", "content": content}])
+
+
+def test_a_message_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ messages[0].content }}", tokenizer)
+    with pytest.raises(RequestError, match="lone surrogate"):
+        template.encode([{"role": "user", "content": "a\ud800b"}])
 
 
 def test_a_model_without_a_template_has_none(tokenizer: Tokenizer, tmp_path: Path) -> None:
