@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import statistics
 import sys
 import time
@@ -83,9 +82,9 @@ def compare_streams(arguments: argparse.Namespace) -> dict[str, Any]:
     return runs
 
 
-def random_prompt(length: int, seed: int) -> list[int]:
-    generator = random.Random(seed)
-    return [generator.randrange(1000, 20000) for _ in range(length)]
+def random_ask(prompt_tokens: int, output_tokens: int, seed: int) -> Ask:
+    (wish,) = random_asks(1, prompt_tokens, output_tokens, as_text=False, seed=seed)
+    return wish
 
 
 def repeated_prompt(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def repeated_prompt(arguments: argparse.Namespace) -> dict[str, Any]:
     first, again = [], []
     with servers.pelton(arguments.model, arguments.threads, 4, arguments.repeated_tokens + 64) as server:
         for number in range(5):
-            wish = Ask(random_prompt(arguments.repeated_tokens, number), 1)
+            wish = random_ask(arguments.repeated_tokens, 1, seed=number)
             first.append(asyncio.run(ask(target(server), wish, TIMEOUT_S)).first_token_s)
             again.append(asyncio.run(ask(target(server), wish, TIMEOUT_S)).first_token_s)
     ratios = [b / a for a, b in zip(first, again, strict=True)]
@@ -115,11 +114,11 @@ def beside_a_long_prompt(arguments: argparse.Namespace) -> dict[str, Any]:
         running = [asyncio.create_task(ask(target(server), wish, TIMEOUT_S)) for wish in asks]
         await asyncio.sleep(4.0)
         began = time.perf_counter()
-        long = await ask(target(server), Ask(random_prompt(arguments.long_tokens, 11), 1), TIMEOUT_S)
+        long = await ask(target(server), random_ask(arguments.long_tokens, 1, seed=11), TIMEOUT_S)
         return list(await asyncio.gather(*running)), began, long
 
     with servers.pelton(arguments.model, arguments.threads, streams + 1, context) as server:
-        asyncio.run(ask(target(server), Ask(random_prompt(16, 1), 8), TIMEOUT_S))
+        asyncio.run(ask(target(server), random_ask(16, 8, seed=1), TIMEOUT_S))
         outcomes, began, long = asyncio.run(measure(server))
     quiet, disturbed = [], []
     for outcome in outcomes:

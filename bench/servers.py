@@ -19,7 +19,7 @@ START_S = 120.0
 
 @dataclass(frozen=True)
 class Server:
-    """tree: ids of the processes that serve, for their processor time."""
+    """A server that answers. model: its name there."""
 
     url: str
     model: str
@@ -32,10 +32,10 @@ class Server:
 
 
 @contextmanager
-def pelton(model: str, threads: int, slots: int, context: int, *arguments: str) -> Iterator[Server]:
+def pelton(model: str, threads: int, slots: int, context: int) -> Iterator[Server]:
     """context: tokens per slot."""
     command = [sys.executable, "-m", "pelton.cli.main", "serve", model, "--threads", str(threads)]
-    command += ["--max-num-seqs", str(slots), "--max-model-len", str(context), *arguments]
+    command += ["--max-num-seqs", str(slots), "--max-model-len", str(context)]
     with _running(command, "/ready") as server:
         yield server
 

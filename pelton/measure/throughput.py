@@ -11,6 +11,7 @@ from pelton.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from pelton.llm import LLM
+    from pelton.text_model import Prompt
 
 
 def measure_throughput(
@@ -21,11 +22,11 @@ def measure_throughput(
     sampling = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
 
     def seconds(count: int, length: int, params: SamplingParams) -> float:
-        prompts = [
+        prompts: list[Prompt] = [
             {"prompt_token_ids": [generator.randrange(llm.vocab_size) for _ in range(length)]} for _ in range(count)
         ]
         start = time.perf_counter()
-        llm.generate(prompts, params)  # type: ignore[arg-type]
+        llm.generate(prompts, params)
         return time.perf_counter() - start
 
     seconds(1, 16, SamplingParams(temperature=0.0, max_tokens=1))  # touches every page once
