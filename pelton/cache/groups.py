@@ -21,14 +21,17 @@ _MAX_SLAB_BYTES = 16 << 20
 class CacheGroupSpec(msgspec.Struct, frozen=True):
     """What the engine must know of one group of layers that share block tables.
 
-    kind:         "full" or "window" (later "latent", "state").
-    block_bytes:  one block: 16 tokens of every layer of the group, a multiple of 64.
-    window:       tokens that a layer of a window group can see, itself included; None for full.
+    kind:         "full" or "window" (attention), or "state" (recurrent).
+    block_bytes:  one block, a multiple of 64: 16 tokens of every layer of an attention group; the state of one layer of
+                  one sequence of a state group.
+    window:       tokens that a layer of a window group can see, itself included; None otherwise.
+    num_states:   layers of a state group, so blocks of a sequence of any length; 0 for attention.
     """
 
     kind: str
     block_bytes: int
     window: int | None = None
+    num_states: int = 0
 
 
 def blocks_for(num_tokens: int) -> int:

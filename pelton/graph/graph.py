@@ -64,12 +64,30 @@ class CacheLayer:
     head_dim: int
 
 
+@dataclass(frozen=True)
+class StateLayer:
+    """Where one recurrent layer keeps its state: one block per sequence, however long that is.
+
+    group: index into Graph.cache_groups. layer: index among the group's layers. num_floats: float32 values of a state.
+    """
+
+    group: int
+    layer: int
+    num_floats: int
+
+
 @dataclass
 class CacheGroup:
-    """Layers that share block tables because they forget alike. window None: nothing is forgotten."""
+    """Layers that share block tables because they forget alike.
+
+    window: tokens that attention layers see; None forgets nothing.
+    state_floats: None for attention; else these are recurrent layers, with states of this size: all they remember.
+    """
 
     window: int | None
     layers: list[CacheLayer] = field(default_factory=list)
+    state_floats: int | None = None
+    state_layers: list[StateLayer] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,15 +150,26 @@ class Graph:
 
     def cache_layer(self, num_kv_heads: int, head_dim: int, window: int | None) -> CacheLayer:
         """Reserves this layer's place in the group of its window."""
-        windows = [group.window for group in self.cache_groups]
-        if window not in windows:
-            windows.append(window)
-            self.cache_groups.append(CacheGroup(window))
-        index = windows.index(window)
+        index = self._cache_group(window, None)
         layers = self.cache_groups[index].layers
         layer = CacheLayer(index, len(layers), num_kv_heads, head_dim)
         layers.append(layer)
         return layer
+
+    def state_layer(self, num_floats: int) -> StateLayer:
+        """Reserves this layer's place in the group of states of its size."""
+        index = self._cache_group(None, num_floats)
+        layers = self.cache_groups[index].state_layers
+        layer = StateLayer(index, len(layers), num_floats)
+        layers.append(layer)
+        return layer
+
+    def _cache_group(self, window: int | None, state_floats: int | None) -> int:
+        kinds = [(group.window, group.state_floats) for group in self.cache_groups]
+        if (window, state_floats) not in kinds:
+            kinds.append((window, state_floats))
+            self.cache_groups.append(CacheGroup(window, state_floats=state_floats))
+        return kinds.index((window, state_floats))
 
     def output(self, name: str, value: Value) -> None:
         """Keeps `value` for whoever runs the program: "logits", say."""

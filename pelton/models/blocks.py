@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from pelton.errors import UnsupportedModelError
 from pelton.graph import ops
 from pelton.graph.graph import ROWS, TOKENS, Graph, Value
-from pelton.models.spec import AttentionSpec, MlpSpec, ModelSpec
+from pelton.models.spec import AttentionSpec, GatedDeltaSpec, MlpSpec, ModelSpec, MoeSpec
 
 
 def decoder(graph: Graph, spec: ModelSpec, *, has_post_norms: bool = False) -> None:
-    """x + attention(norm(x)), then x + mlp(norm(x)), for every layer between embedding and head.
+    """x + mixer(norm(x)), then x + feed_forward(norm(x)), for every layer between embedding and head.
 
-    has_post_norms: what attention and MLP give is normed too, before it is added.
+    has_post_norms: what either gives is normed too, before it is added.
     """
     x = embed_tokens(graph, spec)
     for index, layer in enumerate(spec.layers):
         with graph.scope(f"layers.{index}"):
-            if layer.attention is not None:
-                mixed = self_attention(graph, norm(graph, x, "attention_norm", spec), layer.attention, spec)
+            if layer.mixer is not None:
+                mixed = mix(graph, norm(graph, x, "mixer_norm", spec), layer.mixer, spec)
                 if has_post_norms:
-                    mixed = norm(graph, mixed, "attention_post_norm", spec)
-                x = ops.add(x, mixed, name="attention_residual")
-            if layer.mlp is not None:
-                fed = gated_mlp(graph, norm(graph, x, "mlp_norm", spec), layer.mlp, spec)
+                    mixed = norm(graph, mixed, "mixer_post_norm", spec)
+                x = ops.add(x, mixed, name="mixer_residual")
+            if layer.feed_forward is not None:
+                fed = feed_forward(graph, norm(graph, x, "feed_forward_norm", spec), layer.feed_forward, spec)
                 if has_post_norms:
-                    fed = norm(graph, fed, "mlp_post_norm", spec)
-                x = ops.add(x, fed, name="mlp_residual")
+                    fed = norm(graph, fed, "feed_forward_post_norm", spec)
+                x = ops.add(x, fed, name="feed_forward_residual")
     predict(graph, x, spec)
 
 
@@ -37,6 +38,20 @@ def embed_tokens(graph: Graph, spec: ModelSpec) -> Value:
 def norm(graph: Graph, x: Value, name: str, spec: ModelSpec) -> Value:
     weight = graph.parameter(f"{name}.weight", (spec.hidden_size,))
     return ops.rms_norm(x, weight, eps=spec.norm_eps, name=name)
+
+
+def mix(graph: Graph, x: Value, mixer: AttentionSpec | GatedDeltaSpec, spec: ModelSpec) -> Value:
+    """What a layer's mixer makes of x: [tokens, hidden], already normed."""
+    if isinstance(mixer, GatedDeltaSpec):
+        raise UnsupportedModelError("gated delta layers")
+    return self_attention(graph, x, mixer, spec)
+
+
+def feed_forward(graph: Graph, x: Value, part: MlpSpec | MoeSpec, spec: ModelSpec) -> Value:
+    """What a layer's feed-forward part makes of x: [tokens, hidden], already normed."""
+    if isinstance(part, MoeSpec):
+        raise UnsupportedModelError("mixtures of experts")
+    return gated_mlp(graph, x, part, spec)
 
 
 def self_attention(graph: Graph, x: Value, attention: AttentionSpec, spec: ModelSpec) -> Value:

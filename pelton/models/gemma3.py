@@ -17,16 +17,16 @@ from pelton.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, Rot
 
 NORMS = {
     "gguf": {
-        "attention_norm": "attn_norm",
-        "attention_post_norm": "post_attention_norm",
-        "mlp_norm": "ffn_norm",
-        "mlp_post_norm": "post_ffw_norm",
+        "mixer_norm": "attn_norm",
+        "mixer_post_norm": "post_attention_norm",
+        "feed_forward_norm": "ffn_norm",
+        "feed_forward_post_norm": "post_ffw_norm",
     },
     "safetensors": {
-        "attention_norm": "input_layernorm",
-        "attention_post_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "mlp_post_norm": "post_feedforward_layernorm",
+        "mixer_norm": "input_layernorm",
+        "mixer_post_norm": "post_attention_layernorm",
+        "feed_forward_norm": "pre_feedforward_layernorm",
+        "feed_forward_post_norm": "post_feedforward_layernorm",
     },
 }
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -12,8 +12,8 @@ from pelton.models.names import decoder_bindings
 from pelton.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RotarySpec
 
 NORMS = {
-    "gguf": {"attention_norm": "attn_norm", "mlp_norm": "ffn_norm"},
-    "safetensors": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "gguf": {"mixer_norm": "attn_norm", "feed_forward_norm": "ffn_norm"},
+    "safetensors": {"mixer_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"},
 }
 
 

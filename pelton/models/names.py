@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from pelton.models.architecture import Binding
-from pelton.models.spec import AttentionSpec, LayerSpec, ModelSpec
+from pelton.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec
 
 # Parameter → tensor, without ".weight" / ".bias".
 OUTER: dict[str, dict[str, str]] = {
@@ -56,18 +56,18 @@ def decoder_bindings(
                 bindings.append(
                     Binding(f"{parameter}.{name}.weight", f"{tensor}.{stored}.weight", add_one=has_norms_less_one)
                 )
-        if layer.attention is not None:
+        if isinstance(layer.mixer, AttentionSpec):
             bindings += _attention(
-                layer.attention, kind, f"{parameter}.attention", tensor, is_rotary_interleaved, has_norms_less_one
+                layer.mixer, kind, f"{parameter}.attention", tensor, is_rotary_interleaved, has_norms_less_one
             )
-        if layer.mlp is not None:
+        if isinstance(layer.feed_forward, MlpSpec):
             for name, stored in MLP[kind].items():
-                bindings += _matrix(f"{parameter}.mlp.{name}", f"{tensor}.{stored}", layer.mlp.has_bias)
+                bindings += _matrix(f"{parameter}.mlp.{name}", f"{tensor}.{stored}", layer.feed_forward.has_bias)
     return bindings
 
 
 def _has_norm(layer: LayerSpec, name: str) -> bool:
-    return (layer.attention if "attention" in name else layer.mlp) is not None
+    return (layer.mixer if name.startswith("mixer") else layer.feed_forward) is not None
 
 
 def _attention(

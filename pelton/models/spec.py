@@ -26,6 +26,7 @@ class RotarySpec:
 class AttentionSpec:
     """scale multiplies q·k. window: tokens seen, the query's own included; None sees all.
 
+    has_output_gate: each head of the query projection is [q | gate], and sigmoid(gate) multiplies what is mixed.
     Raises CheckpointError if the query heads don't divide among the KV heads.
     """
 
@@ -38,6 +39,7 @@ class AttentionSpec:
     has_qk_norm: bool = False
     has_qkv_bias: bool = False
     has_output_bias: bool = False
+    has_output_gate: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads != 0:
@@ -54,11 +56,56 @@ class MlpSpec:
 
 
 @dataclass(frozen=True)
-class LayerSpec:
-    """None for a part means that the layer has none: no parameters, no cache, nothing added to the residual."""
+class MoeSpec:
+    """Mixture of experts: of num_experts gated MLPs, each row takes the num_chosen that the router likes best.
 
-    attention: AttentionSpec | None
-    mlp: MlpSpec | None
+    expert:          every expert's MLP.
+    is_normalised:   the chosen ones' weights are divided by their sum.
+    shared:          an MLP that every row takes as well; has_shared_gate: times a sigmoid of its own.
+    """
+
+    num_experts: int
+    num_chosen: int
+    expert: MlpSpec
+    is_normalised: bool = True
+    shared: MlpSpec | None = None
+    has_shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_chosen <= self.num_experts:
+            raise CheckpointError(f"each token takes `{self.num_chosen}` of `{self.num_experts}` experts")
+
+
+@dataclass(frozen=True)
+class GatedDeltaSpec:
+    """Gated DeltaNet (arXiv:2412.06464): linear attention over a state per value head, behind a causal convolution.
+
+    conv_kernel:      tokens that the convolution sees, the present one included.
+    is_tiled:         value head j reads key head j % num_key_heads; else j // (num_value_heads / num_key_heads).
+    Raises CheckpointError if the value heads don't divide among the key heads.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int = 4
+    is_tiled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_value_heads % self.num_key_heads != 0:
+            raise CheckpointError(
+                f"`{self.num_value_heads}` value heads don't divide among `{self.num_key_heads}` key heads"
+            )
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """mixer: what moves between tokens. feed_forward: what works on each alone. None for a part means that the layer
+    has none: no parameters, no cache, nothing added to the residual."""
+
+    mixer: AttentionSpec | GatedDeltaSpec | None
+    feed_forward: MlpSpec | MoeSpec | None
 
 
 @dataclass(frozen=True)

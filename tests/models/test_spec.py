@@ -64,7 +64,7 @@ def test_both_kinds_of_file_give_one_spec() -> None:
 def test_gemma_layers_alternate_between_window_and_full() -> None:
     checkpoint = FakeCheckpoint("gguf", GEMMA_GGUF, TABLE)
     spec = architecture_of(checkpoint).spec(checkpoint)
-    windows = [layer.attention.window for layer in spec.layers if layer.attention]
+    windows = [layer.mixer.window for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
     assert windows == [512, 512, 512, 512, 512, None] * 2
     graph = build_graph(architecture_of(checkpoint), spec)
     assert [(group.window, len(group.layers)) for group in graph.cache_groups] == [(512, 10), (None, 2)]
@@ -75,9 +75,9 @@ def test_layers_may_all_differ() -> None:
     llama = architecture_of(checkpoint)
     spec = llama.spec(checkpoint)
     whole = spec.layers[0]
-    assert whole.attention is not None
-    narrow = LayerSpec(replace(whole.attention, num_kv_heads=1), None)
-    spec = replace(spec, layers=(whole, narrow, LayerSpec(None, whole.mlp)))
+    assert isinstance(whole.mixer, AttentionSpec)
+    narrow = LayerSpec(replace(whole.mixer, num_kv_heads=1), None)
+    spec = replace(spec, layers=(whole, narrow, LayerSpec(None, whole.feed_forward)))
     graph = build_graph(llama, spec)
     assert {layer.num_kv_heads for layer in graph.cache_groups[0].layers} == {3, 1}
     bound = {binding.parameter for kind in ("gguf", "safetensors") for binding in llama.bindings(spec, kind)}
