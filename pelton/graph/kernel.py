@@ -141,10 +141,14 @@ class Packing:
 
 @dataclass(frozen=True)
 class CacheGroupLayout:
-    """Bytes of one block of a cache group, and where in it each layer's keys and values start."""
+    """Bytes of one block of a cache group, and where in it each layer's keys and values start.
+
+    num_states: of a group of recurrent layers how many these are; a block then holds the state of one of them.
+    """
 
     block_bytes: int
     offsets: tuple[tuple[int, int], ...]
+    num_states: int = 0
 
 
 class Target(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pelton.graph.graph import CacheLayer, Shape, Value
+from pelton.graph.graph import CacheLayer, Shape, StateLayer, Value
 from pelton.graph.step import StepContext
 
 OPS: dict[str, Op] = {}
@@ -39,6 +39,7 @@ class Example:
     sequences:   (num_rows, context) of each sequence of the step.
     logit_rows:  rows that the head reads; values have as many rows if `dim` is "rows".
     cache:       the layer that the op reads or writes. Positions before the step are filled at random.
+    state:       the layer whose state the op updates. That of a sequence with a context is filled at random.
     formats:     weight formats to try; each gives one test.
     """
 
@@ -49,6 +50,7 @@ class Example:
     logit_rows: tuple[int, ...] = (0,)
     dim: str = "tokens"
     cache: CacheLayer | None = None
+    state: StateLayer | None = None
     formats: tuple[str, ...] = ("f32",)
 
 

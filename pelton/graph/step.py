@@ -1,4 +1,5 @@
-"""One step as the references see it: which rows belong to whom, and each sequence's keys and values, densely.
+"""One step as the references see it: which rows belong to whom, and each sequence's keys, values
+and states, densely.
 
 It knows no blocks and no devices: how a cache is laid out is its owner's affair.
 """
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pelton.graph.graph import CacheLayer
+from pelton.graph.graph import CacheLayer, StateLayer
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class SequenceRows:
 
 
 class Cache(Protocol):
-    """Keys and values of the sequences of a step, by position."""
+    """What the sequences of a step remember: keys and values by position, and states."""
 
     def write(self, layer: CacheLayer, sequence: int, context: int, keys: Any, values: Any) -> None:
         """Stores [rows, kv_heads, head_dim] at positions [context, context + rows), rounded to the cache's dtype."""
@@ -34,6 +35,12 @@ class Cache(Protocol):
     def read(self, layer: CacheLayer, sequence: int, num_tokens: int) -> tuple[Any, Any]:
         """Keys and values of positions [0, num_tokens), as [num_tokens, kv_heads, head_dim]. Positions that no
         window of this layer reaches may hold anything finite."""
+
+    def read_state(self, layer: StateLayer, sequence: int) -> Any:
+        """The state before the step, [num_floats]. Not asked for a sequence without a context: it has none."""
+
+    def write_state(self, layer: StateLayer, sequence: int, state: Any) -> None:
+        """The state after the step, [num_floats], kept as float32."""
 
 
 @dataclass(frozen=True)

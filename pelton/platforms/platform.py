@@ -72,9 +72,13 @@ class Platform(ABC):
 
 
 def lay_out_cache(graph: Graph, value_bytes: int) -> list[CacheGroupLayout]:
-    """Blocks in which each layer of a group has its keys, then its values, each from a cache line on."""
+    """Blocks in which each layer of a group has its keys, then its values, each from a cache line on; and blocks of one
+    layer's state."""
     layouts = []
     for group in graph.cache_groups:
+        if group.state_floats is not None:
+            layouts.append(CacheGroupLayout(whole_lines(4 * group.state_floats), (), len(group.state_layers)))
+            continue
         offsets, end = [], 0
         for layer in group.layers:
             nbytes = whole_lines(BLOCK_TOKENS * layer.num_kv_heads * layer.head_dim * value_bytes)

@@ -9,16 +9,19 @@ from pelton.graph.graph import Shape, Value, is_matrix
 from pelton.graph.op import FLOAT32_EPSILON, OPS, Example, ExampleInput, Op
 from pelton.graph.step import StepContext
 
-ACTIVATIONS = ("silu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu_tanh", "sigmoid")
 
 
 def gated_activation(gate: Value, up: Value, *, activation: str, name: str) -> Value:
-    """activation(gate) * up (arXiv:2002.05202), of equal shapes. activation: "silu" or "gelu_tanh"."""
+    """activation(gate) * up (arXiv:2002.05202), of equal shapes. activation: one of ACTIVATIONS."""
     return gate.graph.record(OPS["gated_activation"], name, (gate, up), {"activation": activation}).output
 
 
 def activate(torch: Any, x: Any, activation: str) -> Any:
-    """silu: x * sigmoid(x). gelu_tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³))) (arXiv:1606.08415)."""
+    """silu: x * sigmoid(x). gelu_tanh: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³))) (arXiv:1606.08415).
+    sigmoid: 1 / (1 + exp(-x))."""
+    if activation == "sigmoid":
+        return torch.sigmoid(x)
     if activation == "silu":
         return torch.nn.functional.silu(x)
     return torch.nn.functional.gelu(x, approximate="tanh")
@@ -51,6 +54,8 @@ class GatedActivation(Op):
     def tolerance(self, torch: Any, step: StepContext, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         """activation(x) = x * s with s in [0, 1]: s is judged absolutely, since 1 + tanh cancels for large negative x.
         Its argument is at most 4 roundings off, which the sigmoid turns into at most |x s (1 - s)| <= 0.28 of them;
-        exp or tanh, the quotient and the products add a dozen."""
+        exp or tanh, the quotient and the products add a dozen. A sigmoid is s itself, exact in its argument."""
         gate, up = inputs
+        if attributes["activation"] == "sigmoid":
+            return (up.abs() * (16 * FLOAT32_EPSILON),)
         return ((gate * up).abs() * (16 * FLOAT32_EPSILON),)

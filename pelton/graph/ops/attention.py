@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from pelton.graph.graph import TOKENS, CacheLayer, Shape, Value, columns, is_matrix
+from pelton.graph.graph import TOKENS, CacheLayer, Shape, StateLayer, Value, columns, is_matrix
 from pelton.graph.op import FLOAT32_EPSILON, OPS, Example, ExampleInput, Op
 from pelton.graph.step import StepContext
 
@@ -224,3 +224,9 @@ class _Magnitude:
     def read(self, layer: CacheLayer, sequence: int, num_tokens: int) -> tuple[Any, Any]:
         keys, values = self._cache.read(layer, sequence, num_tokens)
         return keys.abs(), values.abs()
+
+    def read_state(self, layer: StateLayer, sequence: int) -> Any:
+        raise AssertionError("attention has no state")
+
+    def write_state(self, layer: StateLayer, sequence: int, state: Any) -> None:
+        raise AssertionError("an error bound writes nothing")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pelton.graph.graph import CacheLayer
+from pelton.graph.graph import CacheLayer, StateLayer
 from pelton.graph.kernel import CacheGroupLayout
 from pelton.platforms.platform import BLOCK_TOKENS, LINE
 
@@ -39,6 +39,18 @@ class PagedCache:
         blocks = [self._views(layer, sequence, block) for block in range(-(-num_tokens // BLOCK_TOKENS))]
         keys, values = (torch.cat(parts)[:num_tokens] for parts in zip(*blocks, strict=True))
         return keys, values
+
+    def read_state(self, layer: StateLayer, sequence: int) -> Any:
+        return self._state(layer, sequence, layer.layer).clone()
+
+    def write_state(self, layer: StateLayer, sequence: int, state: Any) -> None:
+        num_layers = self._layout[layer.group].num_states
+        self._state(layer, sequence, num_layers + layer.layer).copy_(state)
+
+    def _state(self, layer: StateLayer, sequence: int, entry: int) -> Any:
+        """The block of one entry of a state group's table: first what each layer reads, then what it writes."""
+        start = self._tables[sequence][layer.group][entry] * OFFSET_UNIT
+        return self._pool[start : start + 4 * layer.num_floats].view(torch.float32)
 
     def _views(self, layer: CacheLayer, sequence: int, block: int) -> tuple[Any, Any]:
         """Keys and values of one layer in one block. A block that a window gave back (`NO_BLOCK`) reads as zeros."""
