@@ -70,6 +70,18 @@ class Op(ABC):
     def reference(self, torch: Any, step: StepContext, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         """The meaning, in plain torch, in the dtype of the inputs. `torch` is passed in, never imported."""
 
+    def products(self, *inputs: Value, **attributes: Any) -> int:
+        """Multiplications with weights that a row takes: what a roofline counts."""
+        return 0
+
+    def read_share(self, rows: int, *inputs: Value, **attributes: Any) -> float:
+        """Share of its weights that a step of so many rows reads: all, unless each row chooses."""
+        return 1.0
+
+    def position_products(self, *inputs: Value, **attributes: Any) -> int:
+        """Multiplications that a row takes with each position before it."""
+        return 0
+
     @abstractmethod
     def examples(self) -> Iterator[Example]:
         """Sizes that matter: one row and several, odd ones, the smallest."""
