@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
 _LEAST_CONTEXT = 2  # tokens: one of prompt and one of answer
@@ -17,8 +18,7 @@ _DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*(|ms|s|m|h)")
 _SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """How a setting's value is written. parse: from a TOML value or a flag's text; raises ValueError."""
 
     metavar: str

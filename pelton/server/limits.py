@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 # Bodies that wait for their handlers, all together, in bodies of the largest size.
 MAX_LARGEST_BODIES = 8
@@ -16,8 +17,7 @@ LINGER_S = 2.0
 _MAX_DISCARDED_BYTES = 64 << 20
 
 
-@dataclass
-class Traffic:
+class Traffic(msgspec.Struct):
     """num_refused: per code of the error, requests and connections that no handler saw.
 
     is_empty: set while there is no connection.
@@ -26,8 +26,8 @@ class Traffic:
     num_connections: int = 0
     num_refusing: int = 0
     body_bytes: int = 0
-    num_refused: Counter[str] = field(default_factory=Counter)
-    is_empty: asyncio.Event = field(default_factory=asyncio.Event)
+    num_refused: Counter[str] = msgspec.field(default_factory=Counter)
+    is_empty: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.is_empty.set()
