@@ -9,8 +9,8 @@
 #include "cpu_features.h"
 #include "self_test.h"
 
-// One line PELTON_FAMILY(level, family, built) per kernel family of a level, written by the build. built: the level whose
-// object it is, this one or its base.
+// One line PELTON_FAMILY(level, family, built) per kernel family of a level, written by the build. built: the level
+// whose object it is, this one or its base.
 #define PELTON_FAMILY(level, family, built) \
   extern "C" const pelton::KernelEntry* pelton_##built##_##family(int32_t* count);
 #include "kernel_registry.inc"

@@ -11,7 +11,7 @@ import msgspec
 # Bodies that wait for their handlers, all together, in bodies of the largest size.
 MAX_LARGEST_BODIES = 8
 # Connections beyond the limit that are being told so; further ones are cut.
-MAX_REFUSALS_AT_ONCE = 64
+MAX_REFUSALS_AT_ONCE = 256
 # Time that a client has to read an answer that came while it was still sending.
 LINGER_S = 2.0
 _MAX_DISCARDED_BYTES = 64 << 20

@@ -34,11 +34,14 @@ class Generation(msgspec.Struct):
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_preemptions: int = 0
     finish_reasons: list[str] = msgspec.field(default_factory=list)
     has_failed: bool = False
 
     def end_choice(self, reason: str, times: RequestTimes | None) -> None:
         self.finish_reasons.append(reason)
+        if times is not None:
+            self.num_preemptions += times.num_preemptions
         if times is not None and (self.started_s is None or times.started_s < self.started_s):
             self.started_s = times.started_s
 

@@ -119,6 +119,6 @@ def test_tracked_text_names_no_machine() -> None:
 
 
 def test_records_are_structs() -> None:
-    """A class of `dataclasses` takes long to make, and a start makes a hundred; config.py needs the words of its fields."""
+    """A class of `dataclasses` takes long to make, and a start makes many; config.py needs the words of its fields."""
     makers = [relative(path) for path in MODULES if "@dataclass" in path.read_text()]
     assert makers == ["pelton/config.py"]
