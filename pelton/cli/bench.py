@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     latency.add_argument("--tg", type=positive, default=64, metavar="N", help="tokens to decode (64)")
     latency.add_argument("--repeat", type=positive, default=5, metavar="N", help="runs of each (5)")
+    latency.add_argument(
+        "--profile", action="store_true", help="instead: where a step's time goes, predicted and measured, node by node"
+    )
     finish(latency, run_latency, "engine", "store")
 
     throughput = kinds.add_parser("throughput", help="many requests at once, in this process")
@@ -85,24 +88,55 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_latency(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.profile:
+        return run_profile(arguments)
     from pelton.llm import LLM
     from pelton.measure.latency import measure_latency
+    from pelton.measure.rates import predicted_speed
+    from pelton.runner.assembly import prepare
 
+    settings = settings_from(arguments, model=arguments.model)
+    predicted = predicted_speed(prepare(settings), arguments.pp, [1])
     start = time.perf_counter()
-    with LLM.from_settings(settings_from(arguments, model=arguments.model)) as llm:
+    with LLM.from_settings(settings) as llm:
         load_s = time.perf_counter() - start
         found = measure_latency(llm, arguments.pp, arguments.tg, arguments.repeat)
+    for row, expected in zip(found["rows"], predicted.rows, strict=True):
+        row["predicted_tokens_per_s"] = expected.tokens_per_s
     return {"model": arguments.model, "load_s": load_s, **found}
 
 
+def run_profile(arguments: argparse.Namespace) -> dict[str, Any]:
+    from pelton.measure.profile import profile_model
+
+    steps = profile_model(settings_from(arguments, model=arguments.model), arguments.pp, arguments.repeat)
+    return {"model": arguments.model, "steps": steps}
+
+
+def profile_text(document: Mapping[str, Any]) -> str:
+    lines = [document["model"]]
+    for step in document["steps"]:
+        predicted, measured = (sum(row[key] for row in step["rows"]) for key in ("predicted_s", "measured_s"))
+        lines.append(f"{step['name']}: {measured * 1e3:.2f} ms measured, {predicted * 1e3:.2f} ms predicted")
+        for row in step["rows"]:
+            name = f"{row['kernel']} {row['formats']}".rstrip()
+            share = row["measured_s"] / measured
+            times = f"{row['nodes']:>4} x {row['measured_s'] * 1e3:9.3f} ms {share:5.0%}"
+            lines.append(f"  {name:<40} {times}  predicted {row['predicted_s'] * 1e3:9.3f} ms, bound by {row['bound']}")
+    return "\n".join(lines)
+
+
 def latency_text(document: Mapping[str, Any]) -> str:
+    if "steps" in document:
+        return profile_text(document)
     lines = [f"{document['model']}: loaded in {document['load_s']:.2f} s, {document['threads']} threads"]
     for row in document["rows"]:
         share = (
             f", {row['share_of_read_bandwidth']:.0%} of the read bandwidth" if "share_of_read_bandwidth" in row else ""
         )
         lines.append(
-            f"  {row['name']:<12} {row['tokens_per_s']:8.1f} tokens/s ({row['min']:.1f} to {row['max']:.1f}){share}"
+            f"  {row['name']:<12} {row['tokens_per_s']:8.1f} tokens/s ({row['min']:.1f} to {row['max']:.1f}){share}, "
+            f"predicted {row['predicted_tokens_per_s']:.1f}"
         )
     return "\n".join(lines)
 

@@ -6,8 +6,9 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from pelton.cli.options import add_json, add_settings, settings_from
 from pelton.config import DEFAULT_MODEL
@@ -18,8 +19,13 @@ from pelton.text.gguf_vocabulary import NATIVE_MODELS
 from pelton.text.pre_tokenizers import verification
 
 if TYPE_CHECKING:
+    from pelton.measure.rates import Prediction
     from pelton.runner.assembly import PreparedModel
     from pelton.weights.checkpoint import Checkpoint
+
+
+_PROMPT_LENGTHS = (128, 512, 2048)  # tokens, of predictions
+_STREAMS = (1, 8, 32)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def describe(model: PreparedModel) -> dict[str, Any]:
     """Everything as plain data."""
+    from pelton.measure.rates import predicted_speed
+
     plan, spec = model.plan, model.spec
     used = {source.tensor.name: source.parameter for source in model.resolution.sources.values()}
     matrices = [tensor for tensor in model.checkpoint.tensors.values() if len(tensor.shape) == 2]
@@ -68,6 +76,7 @@ def describe(model: PreparedModel) -> dict[str, Any]:
         "platform": {"name": model.platform.name, **model.platform.facts()},
         "settings": [asdict(decision) for decision in plan.decisions.values()],
         "memory": [asdict(line) for line in plan.memory],
+        "speed": _speed(predicted_speed(model, _PROMPT_LENGTHS, _STREAMS)),
         "reductions": list(plan.reductions),
         "tensors": [
             {
@@ -81,6 +90,10 @@ def describe(model: PreparedModel) -> dict[str, Any]:
         ],
         "nodes": [asdict(row) for row in model.program.describe()],
     }
+
+
+def _speed(prediction: Prediction) -> dict[str, Any]:
+    return {"read_bytes_per_s": prediction.read_bytes_per_s, "rows": [asdict(row) for row in prediction.rows]}
 
 
 def _tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -138,6 +151,12 @@ def _sections(document: dict[str, Any], *, tensors: bool, nodes: bool) -> list[t
         ("SETTINGS", _aligned([(s["name"], _value(s), s["source"], s["reason"]) for s in document["settings"]])),
         ("MEMORY", _aligned([(m["name"], format_bytes(m["nbytes"]), m["detail"]) for m in document["memory"]])),
     ]
+    speed = document["speed"]
+    rates = [(row["name"], f"{row['tokens_per_s']:.0f} tokens/s", f"bound by {row['bound']}") for row in speed["rows"]]
+    measured = (
+        f"predicted: memory gives {speed['read_bytes_per_s'] / 1e9:.1f} GB/s, and the kernels were timed, just now"
+    )
+    sections.append(("SPEED", [*_aligned(rates), measured]))
     if document["extensions"]:
         found = [(e["group"], e["name"], e["value"], e["error"] or "usable") for e in document["extensions"]]
         sections.append(("EXTENSIONS", _aligned(found)))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+import msgspec
 
 from pelton.graph.graph import CacheLayer, Shape, StateLayer, Value
 from pelton.graph.step import StepContext
@@ -18,8 +19,7 @@ OPS: dict[str, Op] = {}
 FLOAT32_EPSILON = 2.0**-24  # relative error of one rounding to nearest
 
 
-@dataclass(frozen=True)
-class ExampleInput:
+class ExampleInput(msgspec.Struct, frozen=True):
     """One input of an example.
 
     role:  "values" float32 [rows, columns], "weight" a parameter, "token_ids", "positions" or "row_index" of the step.
@@ -32,8 +32,7 @@ class ExampleInput:
     range: float = 1.0
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(msgspec.Struct, frozen=True):
     """One set of inputs that a kernel must get right; its numbers are drawn from a seed made of its name.
 
     sequences:   (num_rows, context) of each sequence of the step.
@@ -45,7 +44,7 @@ class Example:
 
     name: str
     inputs: tuple[ExampleInput, ...]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = msgspec.field(default_factory=dict)
     sequences: tuple[tuple[int, int], ...] = ((1, 0),)
     logit_rows: tuple[int, ...] = (0,)
     dim: str = "tokens"
@@ -71,6 +70,18 @@ class Op(ABC):
     @abstractmethod
     def reference(self, torch: Any, step: StepContext, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         """The meaning, in plain torch, in the dtype of the inputs. `torch` is passed in, never imported."""
+
+    def products(self, *inputs: Value, **attributes: Any) -> int:
+        """Multiplications with weights that a row takes: what a roofline counts."""
+        return 0
+
+    def read_share(self, rows: int, *inputs: Value, **attributes: Any) -> float:
+        """Share of its weights that a step of so many rows reads: all, unless each row chooses."""
+        return 1.0
+
+    def position_products(self, *inputs: Value, **attributes: Any) -> int:
+        """Multiplications that a row takes with each position before it."""
+        return 0
 
     @abstractmethod
     def examples(self) -> Iterator[Example]:

@@ -1,5 +1,4 @@
-"""One step as the references see it: which rows belong to whom, and each sequence's keys, values
-and states, densely.
+"""One step as the references see it: which rows belong to whom, and what each sequence remembers, densely.
 
 It knows no blocks and no devices: how a cache is laid out is its owner's affair.
 """
@@ -7,14 +6,14 @@ It knows no blocks and no devices: how a cache is laid out is its owner's affair
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from pelton.graph.graph import CacheLayer, StateLayer
 
 
-@dataclass(frozen=True)
-class SequenceRows:
+class SequenceRows(msgspec.Struct, frozen=True):
     """Rows [first_row, first_row + num_rows) hold this sequence's tokens at positions [context, context + num_rows)."""
 
     first_row: int
@@ -43,8 +42,7 @@ class Cache(Protocol):
         """The state after the step, [num_floats], kept as float32."""
 
 
-@dataclass(frozen=True)
-class StepContext:
+class StepContext(msgspec.Struct, frozen=True):
     """What a reference may ask beyond its inputs."""
 
     sequences: tuple[SequenceRows, ...]

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from pelton.cache.groups import CacheGroupSpec
 from pelton.config import Settings
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
 KV_DTYPES = ("bf16", "f16", "f32")
 
 
-@dataclass(frozen=True)
-class PreparedModel:
+class PreparedModel(msgspec.Struct, frozen=True):
     """A model that is ready to be loaded: everything decided, nothing read but headers."""
 
     name: str
@@ -174,14 +174,14 @@ def step_memory(program: Program, platform: CpuPlatform, num_threads: int) -> tu
 
 def _products_per_token(graph: Graph) -> int:
     """Of all tokens of a step; the head's are for the few rows that need logits."""
-    weights = (node.inputs[1] for node in graph.nodes if node.op.name == "linear" and node.output.shape[0] == TOKENS)
-    return sum(math.prod(_sizes(weight.shape)) for weight in weights)
+    body = (node for node in graph.nodes if node.outputs and node.outputs[0].shape[0] == TOKENS)
+    return sum(node.op.products(*node.inputs, **node.attributes) for node in body)
 
 
 def _attention_per_position(graph: Graph) -> int:
-    """A product with the key and one with the value, in each head."""
-    layers = (node.attributes for node in graph.nodes if node.op.name == "attention")
-    return sum(2 * layer["num_heads"] * layer["cache"].head_dim for layer in layers if layer["window"] is None)
+    """Of the layers that see every position."""
+    layers = (node for node in graph.nodes if node.attributes.get("window") is None)
+    return sum(node.op.position_products(*node.inputs, **node.attributes) for node in layers)
 
 
 def _cache_groups(graph: Graph, platform: CpuPlatform, kv_dtype: str) -> tuple[CacheGroupSpec, ...]:

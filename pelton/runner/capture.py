@@ -63,7 +63,7 @@ def _run(program: ReadableProgram, token_ids: Sequence[int]) -> Iterator[tuple[i
     """Computes the tokens in steps of one head tile, in which every row gets logits. Yields (first position, rows)."""
     compiled = program.program
     _check(compiled, token_ids)
-    tables, pool_bytes = _tables(compiled, len(token_ids))
+    tables, pool_bytes = block_tables(compiled, len(token_ids))
     pool = _native.Buffer(pool_bytes, "capture")
     try:
         num_rows = min(HEAD_ROWS, compiled.settings.max_tokens)
@@ -88,7 +88,7 @@ def _check(compiled: Program, token_ids: Sequence[int]) -> None:
             raise UsageError(f"token `{token_id}` is outside the vocabulary of `{vocab_size}`")
 
 
-def _tables(compiled: Program, num_tokens: int) -> tuple[list[list[int]], int]:
+def block_tables(compiled: Program, num_tokens: int) -> tuple[list[list[int]], int]:
     """A block table per cache group, one group's blocks after the other's, and the bytes of all."""
     tables, offset = [], 0
     for layout in compiled.cache_layout:

@@ -29,6 +29,16 @@ def test_bench_measures_prefill_and_decode(pelton: Pelton, monkeypatch: pytest.M
     assert "of the read bandwidth" in pelton("bench", "latency", LLAMA, *sizes).out
 
 
+def test_bench_profile_shows_each_kind_of_node_beside_its_prediction(pelton: Pelton) -> None:
+    sizes = ("--profile", "--pp", "16", "--repeat", "1")
+    steps = pelton("bench", "latency", LLAMA, *sizes, "--json").document["steps"]
+    assert [step["name"] for step in steps] == ["decode, 1 at once", "decode, 8 at once", "prefill 16"]
+    for step in steps:
+        assert all(row["measured_s"] > 0 and row["predicted_s"] > 0 for row in step["rows"])
+        assert {"linear", "attention"} <= {row["kernel"].split("/")[-1] for row in step["rows"]}
+    assert "ms predicted" in pelton("bench", "latency", LLAMA, *sizes).out
+
+
 def test_bench_with_a_prompt_beyond_the_context_is_refused(pelton: Pelton) -> None:
     outcome = pelton("bench", "latency", LLAMA, "--pp", "300", "--repeat", "1")
     assert outcome.code == 1

@@ -27,13 +27,16 @@ def test_explain_tells_the_facts_from_headers(pelton: Pelton, path: Path, archit
     assert document["tokenizer"]["is_native"] is True
     assert document["nodes"]
     assert document["extensions"] == []
+    names = [row["name"] for row in document["speed"]["rows"]]
+    assert names == ["prefill 128", "decode, 1 stream", "decode, 8 streams", "decode, 32 streams"]
+    assert all(row["tokens_per_s"] > 0 for row in document["speed"]["rows"])
 
 
 def test_explain_is_readable(pelton: Pelton, chat_model: Path) -> None:
     shown = pelton("explain", chat_model)
     assert shown.code == 0
     titles = re.findall(r"^[A-Z]+$", shown.out, re.MULTILINE)
-    assert titles == ["MODEL", "TEXT", "PLATFORM", "SETTINGS", "MEMORY", "KERNELS"]
+    assert titles == ["MODEL", "TEXT", "PLATFORM", "SETTINGS", "MEMORY", "SPEED", "KERNELS"]
     assert "chat template: yes" in shown.out
     assert max(len(line) for line in shown.out.splitlines() if str(chat_model) not in line) <= 120
     kernels = shown.out.partition("KERNELS\n")[2].splitlines()

@@ -161,6 +161,10 @@ class Attention(Op):
             outputs.append(torch.einsum("hqt,thd->qhd", scores.softmax(dim=-1), values))
         return (torch.cat(outputs).reshape(q.shape),)
 
+    def position_products(self, *inputs: Value, **attributes: Any) -> int:
+        """One with the key and one with the value, in each dimension of each head."""
+        return int(2 * attributes["num_heads"] * attributes["cache"].head_dim)
+
     def _scores(self, torch: Any, step: StepContext, index: int, q: Any, attributes: dict[str, Any]) -> tuple[Any, Any]:
         """Masked scores [heads, rows, cached tokens] and values [cached tokens, heads, head_dim] of one sequence."""
         cache: CacheLayer = attributes["cache"]

@@ -6,8 +6,9 @@ One operation, since nothing between its parts is of use to anyone else, and a l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pelton.graph.graph import TOKENS, Parameter, Shape, StateLayer, Value
 from pelton.graph.op import FLOAT32_EPSILON, OPS, Example, ExampleInput, Op
@@ -17,8 +18,7 @@ LANES = 16  # value columns that stand together in a state
 L2_EPSILON = 1e-6  # part of the meaning: the reference's l2norm
 
 
-@dataclass(frozen=True)
-class DeltaSizes:
+class DeltaSizes(msgspec.Struct, frozen=True):
     """Of one layer; see GatedDeltaSpec in models/spec.py.
 
     has_log_decay: the decay parameter holds log(rate); otherwise it holds -rate.
@@ -84,8 +84,7 @@ class DeltaSizes:
         ]
 
 
-@dataclass(frozen=True)
-class DeltaParameters:
+class DeltaParameters(msgspec.Struct, frozen=True):
     """conv: [conv_kernel * conv_columns], the taps one after the other, oldest first. decay, dt_bias: [value heads].
     norm: [value_head_dim]."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,9 @@ class Linear(Op):
         x, weight, *bias = inputs
         product = x @ weight.T
         return (product + bias[0] if bias else product,)
+
+    def products(self, *inputs: Value, **attributes: Any) -> int:
+        return math.prod(size for size in inputs[1].shape if isinstance(size, int))
 
     def examples(self) -> Iterator[Example]:
         for out, width, num_tokens in ((16, 256, 1), (21, 512, 2), (48, 256, 19), (1, 768, 5), (130, 256, 3)):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from pelton import _native
 from pelton.graph.formats import FORMATS
@@ -21,8 +22,7 @@ MODES = {"float32": 0, "blocks_outlier": 1, "blocks_exact": 2}
 KV_IDS = {"bf16": 0, "f16": 1, "f32": 2}
 
 
-@dataclass(frozen=True)
-class WeightPlace:
+class WeightPlace(msgspec.Struct, frozen=True):
     """Where a packed weight is to be written."""
 
     packing: Packing
@@ -35,14 +35,17 @@ class CpuProgram:
 
     def __init__(self, program: Program, team: _native.Team) -> None:
         self.program = program
+        self.team = team
         self.arena = _native.Buffer(max(program.arena_bytes, LINE), "activations")
         self.weight_places = _weight_places(program.packings)
         first = program.groups[0].kernel
         assert isinstance(first, CpuKernel), f"{first.name} is not a kernel of this platform"
         self.native = _native.Program(team, first.level)
+        self.native_groups: list[Group] = []  # of each native node, which group it belongs to
         self._emitter = Emitter(self, team)
         for group in program.groups:
-            self._emitter.emit(group)
+            num_nodes = self._emitter.emit(group)
+            self.native_groups += [group] * num_nodes
 
     def address(self, name: str) -> int:
         """Of the first row of a value that exists after a step: captured, or an output of the graph."""
@@ -68,8 +71,7 @@ class CpuProgram:
             self.arena.close()
 
 
-@dataclass(frozen=True)
-class Workspace:
+class Workspace(msgspec.Struct, frozen=True):
     """Memory that nodes of several layers share within a step. key: what they have in common."""
 
     key: tuple[object, ...]
@@ -121,19 +123,24 @@ class Emitter:
         self._workspaces: dict[Workspace, _native.Buffer] = {}
         self._level = ""
         self._dim = 0
+        self._num_nodes = 0
 
-    def emit(self, group: Group) -> None:
+    def emit(self, group: Group) -> int:
+        """Adds the group's native nodes; returns how many."""
         kernel = group.kernel
         assert isinstance(kernel, CpuKernel), f"{kernel.name} is not a kernel of this platform"
         self._level = kernel.level
         self._dim = 0 if dimension(group) == TOKENS else 1
+        before = self._num_nodes
         kernel.emit(group, self)
+        return self._num_nodes - before
 
     def add(self, kernel: str, pointers: Sequence[int], sizes: Sequence[object], values: Sequence[float] = ()) -> None:
         """Adds a native node of the present group's level, over the present group's rows."""
         whole = [size for size in sizes if isinstance(size, int)]
         assert len(whole) == len(sizes), f"{kernel}: a size is not a number"
         self._native.add(f"{self._level}/{kernel}", self._dim, pointers, whole, values)
+        self._num_nodes += 1
 
     def address(self, value: Value) -> int:
         return self._arena.address + self._program.places[value].offset
