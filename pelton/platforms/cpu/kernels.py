@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from pelton import _native
 from pelton.graph.formats import FORMATS
 from pelton.graph.graph import CacheLayer, Node, Parameter, Value, columns, rows_of
 from pelton.graph.kernel import CompileSettings, Group, Kernel
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from pelton.platforms.cpu.program import Emitter
 
 MAX_SEGMENTS = 4  # of a linear node
-PANEL = 16  # output channels of a panel
 STRIP = 32  # of two panels, which kernels work on together
 MAX_ROW_FLOATS = 2**18  # of a row that a kernel holds in its scratch memory, kScratchBytes
 MAX_HEAD_DIM = 256  # csrc/kernels/attention_tile.h
@@ -450,8 +450,8 @@ class _ExpertKernel(CpuKernel):
         if len({FORMATS[name].is_integer for name in formats}) > 1:
             return "integer and float weight formats in one group"
         rows = rows_of(weights[0]) // node.attributes["num_experts"]
-        if rows % PANEL:
-            return f"an expert's matrix has {rows} rows, not a multiple of {PANEL}"
+        if rows % _native.PANEL_ROWS:
+            return f"an expert's matrix has {rows} rows, not a multiple of {_native.PANEL_ROWS}"
         return _row_refusal(node.inputs[0])
 
     def quantised_inputs(self, node: Node, settings: CompileSettings) -> Sequence[Value]:
