@@ -121,6 +121,75 @@ void build_linear_gated(TestRig& rig, const TestCase& self) {
   set_sizes(rig, k, kOutputs, self.format, self.format, self.format % 2, self.variant, kOutputs, k, kOutlier);
 }
 
+// ---- Experts ----
+
+constexpr int64_t kExperts = 5, kChosen = 2;
+
+Node route(TestRig& rig, int32_t* choices, float* weights) {
+  Node node{};
+  node.pointer[0] = rig.activations(kExperts);
+  node.pointer[1] = choices;
+  node.pointer[2] = weights;
+  const int64_t values[] = {kExperts, kChosen, 1, kExperts, kChosen, kChosen};
+  std::copy_n(values, 6, node.size);
+  return node;
+}
+
+void build_route(TestRig& rig, const TestCase&) {
+  auto* choices = reinterpret_cast<int32_t*>(rig.output(kRows * kChosen * 4));
+  rig.node = route(rig, choices, rig.float_output(kRows * kChosen));
+}
+
+Node experts_plan(TestRig& rig, uint8_t* workspace, float* weights) {
+  auto* choices = reinterpret_cast<int32_t*>(rig.allocate(kRows * kChosen * 4));
+  rig.run_generic("route", route(rig, choices, weights));
+  Node plan{};
+  plan.pointer[0] = choices;
+  plan.pointer[1] = workspace;
+  const int64_t values[] = {kExperts, kChosen, kChosen};
+  std::copy_n(values, 3, plan.size);
+  return plan;
+}
+
+constexpr int64_t kExpertPlanBytes = 4 * (kExperts + 1 + kRows * kChosen);
+
+float* choice_weights(TestRig& rig) { return reinterpret_cast<float*>(rig.allocate(kRows * kChosen * 4)); }
+
+void build_experts_plan(TestRig& rig, const TestCase&) {
+  rig.node = experts_plan(rig, rig.output(kExpertPlanBytes), choice_weights(rig));
+}
+
+uint8_t* made_experts_plan(TestRig& rig, float* weights) {
+  uint8_t* workspace = rig.allocate(kExpertPlanBytes);
+  rig.run_generic("experts_plan", experts_plan(rig, workspace, weights));
+  return workspace;
+}
+
+void build_experts_gated(TestRig& rig, const TestCase& self) {
+  constexpr int64_t kOutputs = 32;
+  const int64_t k = product_input(rig, self);
+  rig.node.pointer[1] = rig.weights(name_of(self.format), kExperts * kOutputs, k);
+  rig.node.pointer[2] = rig.weights(name_of(self.format), kExperts * kOutputs, k);
+  rig.node.pointer[3] = rig.float_output(kRows * kChosen * kOutputs);
+  rig.node.pointer[4] = rig.output(kChosen * kRows * block_row_bytes(kOutputs, kOutlier));
+  rig.node.pointer[5] = made_experts_plan(rig, choice_weights(rig));
+  set_sizes(rig, k, kOutputs, self.format, self.format, self.format % 2, self.variant, k, kOutlier, kExperts, kChosen);
+}
+
+// Its input has kChosen rows for each of the step's: those that a product would read, side by side.
+void build_experts_down(TestRig& rig, const TestCase& self) {
+  constexpr int64_t kOutputs = 48;
+  const int64_t k = self.format >= static_cast<int64_t>(Format::kQ2K) ? 256 : 64;
+  float* weights = choice_weights(rig);
+  rig.node.pointer[0] = self.variant == kNone ? reinterpret_cast<uint8_t*>(rig.activations(kChosen * k))
+                                              : rig.blocks(kChosen * k, self.variant);
+  rig.node.pointer[1] = rig.weights(name_of(self.format), kExperts * kOutputs, k);
+  rig.node.pointer[2] = rig.float_output(kRows * kOutputs);
+  rig.node.pointer[3] = weights;
+  rig.node.pointer[4] = made_experts_plan(rig, weights);
+  set_sizes(rig, k, kOutputs, self.format, self.variant, kOutputs, kChosen, kExperts, kChosen);
+}
+
 // ---- Attention ----
 
 struct HeadSizes {
@@ -227,6 +296,8 @@ std::vector<TestCase> make_cases() {
       {"gated_activation silu", "gated_activation", build_gated_activation, 0, 0},
       {"gated_activation gelu", "gated_activation", build_gated_activation, 0, 1},
       {"rope_table", "rope_table", build_rope_table},
+      {"route", "route", build_route},
+      {"experts_plan", "experts_plan", build_experts_plan},
       {"logits.maxima", "logits.maxima", build_logits_maxima},
       {"logits.masses", "logits.masses", build_logits_masses},
   };
@@ -243,6 +314,8 @@ std::vector<TestCase> make_cases() {
       // The modes differ in one primitive, and the gated product in its epilogue: one format shows it.
       cases.push_back({"linear" + suffix, "linear", build_linear, format, mode, mode != kExact || is_q4_0});
       cases.push_back({"linear_gated" + suffix, "linear_gated", build_linear_gated, format, mode, is_q4_0});
+      cases.push_back({"experts_gated" + suffix, "experts_gated", build_experts_gated, format, mode, is_q4_0});
+      cases.push_back({"experts_down" + suffix, "experts_down", build_experts_down, format, mode, is_q4_0});
     }
   }
   const char* const kv_names[] = {" bf16", " f16", " f32"};

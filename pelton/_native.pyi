@@ -43,6 +43,8 @@ def read_bandwidth(team: Team, nbytes: int) -> float:
 
 # Packed weights: panels of 16 output channels (see csrc/pack.h). formats: f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0
 # q2_k q3_k q4_k q5_k q6_k.
+PANEL_ROWS: int
+
 def packed_bytes(format: str, n: int, k: int) -> int:
     """Raises ValueError for a format or a shape that can't be."""
 

@@ -80,6 +80,7 @@ void translate_read_errors(const std::exception_ptr& error, void*) {
 
 void bind_weights(nb::module_& module) {
   nb::register_exception_translator(translate_read_errors);
+  module.attr("PANEL_ROWS") = kPanelLanes;
   module.def(
       "packed_bytes",
       [](const std::string& format, int64_t n, int64_t k) { return PackShape(format, n, k).packed_bytes(); },

@@ -345,8 +345,18 @@ void linear_gated_run(const Node& node, const Step& step, int64_t piece, Scratch
   }
 }
 
+}  // namespace
+}  // namespace pelton::PELTON_LEVEL
+
+#include "linear_experts.h"
+
+namespace pelton::PELTON_LEVEL {
+namespace {
+
 const KernelEntry kEntries[] = {{"linear", linear_run, linear_pieces},
-                                {"linear_gated", linear_gated_run, linear_gated_pieces}};
+                                {"linear_gated", linear_gated_run, linear_gated_pieces},
+                                {"experts_gated", experts_gated_run, experts_gated_pieces},
+                                {"experts_down", experts_down_run, experts_down_pieces}};
 
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL

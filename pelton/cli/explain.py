@@ -55,8 +55,12 @@ def describe(model: PreparedModel) -> dict[str, Any]:
     from pelton.measure.rates import predicted_speed
 
     plan, spec = model.plan, model.spec
-    used = {source.tensor.name: source.parameter for source in model.resolution.sources.values()}
-    matrices = [tensor for tensor in model.checkpoint.tensors.values() if len(tensor.shape) == 2]
+    used: dict[str, str] = {}
+    for source in model.resolution.sources.values():
+        for piece in source.pieces:
+            known = used.get(piece.tensor.name)
+            used[piece.tensor.name] = source.parameter if known is None else f"{known}, {source.parameter}"
+    matrices = [tensor for tensor in model.checkpoint.tensors.values() if len(tensor.shape) > 1]
     return {
         "model": {
             "name": model.name,

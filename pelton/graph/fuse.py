@@ -185,7 +185,7 @@ def _fuse_quantise(fuser: Fuser) -> None:
 
 
 # Kinds whose result may leave as quantised blocks.
-QUANTISING = ("rms_norm", "gated_activation", "linear_gated", "attention")
+QUANTISING = ("rms_norm", "gated_activation", "linear_gated", "attention", "experts_gated")
 
 
 def _fuse_residual(fuser: Fuser) -> None:

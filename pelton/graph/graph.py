@@ -36,13 +36,20 @@ class Value(msgspec.Struct, frozen=True, eq=False):
 
 
 def is_matrix(value: Value) -> bool:
-    """[tokens or rows, columns] of float32, or the same quantised."""
+    """[tokens or rows, columns] of numbers, or of quantised ones."""
     return len(value.shape) == 2 and isinstance(value.shape[0], str)
 
 
 def columns(value: Value) -> int:
     size = value.shape[-1]
     assert isinstance(size, int), f"{value.name} has no fixed number of columns"
+    return size
+
+
+def rows_of(value: Value) -> int:
+    """Of a weight."""
+    size = value.shape[0]
+    assert isinstance(size, int), f"{value.name} has no fixed number of rows"
     return size
 
 

@@ -22,9 +22,10 @@ FLOAT32_EPSILON = 2.0**-24  # relative error of one rounding to nearest
 class ExampleInput(msgspec.Struct, frozen=True):
     """One input of an example.
 
-    role:  "values" float32 [rows, columns], "weight" a parameter, "token_ids", "positions" or "row_index" of the step.
-    shape: of a weight as it is; of values only the columns, since the step gives the rows.
-    range: for values and weights the standard deviation; for token_ids the exclusive upper bound.
+    role:  "values" float32 [rows, columns], "weight" a parameter, "choices" int32 [rows, columns], of a row all
+           different, "token_ids", "positions" or "row_index" of the step.
+    shape: of a weight as it is; of values and choices only the columns, since the step gives the rows.
+    range: for values and weights the standard deviation; for choices and token_ids the exclusive upper bound.
     """
 
     role: str

@@ -34,16 +34,22 @@ class CheckpointHeader(Protocol):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """Fills one parameter from one tensor.
+    """Fills one parameter from one tensor, or some rows of one from some rows of the other.
 
-    row_order:  parameter row i is tensor row row_order[i].
-    add_one:    the tensor holds w where the parameter is 1 + w.
+    row_order:      parameter row i is tensor row row_order[i].
+    add_one:        the tensor holds w where the parameter is 1 + w.
+    tensor_row:     the first row that is read, num_rows of them; None for all that follow. A tensor that is read by
+                    several bindings must be read whole by them together.
+    parameter_row:  where these rows stand in the parameter, which bindings fill together likewise.
     """
 
     parameter: str
     tensor: str
     row_order: tuple[int, ...] | None = None
     add_one: bool = False
+    tensor_row: int = 0
+    num_rows: int | None = None
+    parameter_row: int = 0
 
 
 class Ignored(msgspec.Struct, frozen=True):

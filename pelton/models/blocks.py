@@ -50,8 +50,23 @@ def mix(graph: Graph, x: Value, mixer: AttentionSpec | GatedDeltaSpec, spec: Mod
 def feed_forward(graph: Graph, x: Value, part: MlpSpec | MoeSpec, spec: ModelSpec) -> Value:
     """What a layer's feed-forward part makes of x: [tokens, hidden], already normed."""
     if isinstance(part, MoeSpec):
-        raise UnsupportedModelError("mixtures of experts")
+        return mixture_of_experts(graph, x, part, spec)
     return gated_mlp(graph, x, part, spec)
+
+
+def mixture_of_experts(graph: Graph, x: Value, moe: MoeSpec, spec: ModelSpec) -> Value:
+    """The sum of each row's chosen experts by their weights; x: [tokens, hidden], already normed."""
+    hidden, inner, experts = spec.hidden_size, moe.expert.intermediate_size, moe.num_experts
+    with graph.scope("experts"):
+        logits = project(graph, x, "router", hidden, experts, False)
+        choices, weights = ops.route(logits, num_chosen=moe.num_chosen, is_normalised=moe.is_normalised, name="route")
+        gate = graph.parameter("gate.weight", (experts * inner, hidden))
+        up = graph.parameter("up.weight", (experts * inner, hidden))
+        down = graph.parameter("down.weight", (experts * hidden, inner))
+        active = ops.experts_gated(
+            x, choices, gate, up, num_experts=experts, activation=moe.expert.activation, name="activation"
+        )
+        return ops.experts_down(active, choices, weights, down, num_experts=experts, name="down")
 
 
 def self_attention(graph: Graph, x: Value, attention: AttentionSpec, spec: ModelSpec) -> Value:

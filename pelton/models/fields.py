@@ -63,6 +63,17 @@ class Fields:
             raise self._refuse(key, value, "an object")
         return Fields(value, f"{self._source}, {key}")
 
+    def integers(self, key: str, *, length: int | None = None, low: int = 0, high: int = MAX_SIZE) -> list[int]:
+        """A list of integers, of `length` if that is given; empty where it is absent."""
+        value = self.raw(key)
+        if value is None:
+            return []
+        is_right = isinstance(value, list) and length in (None, len(value))
+        if not is_right or not all(type(item) is int and low <= item <= high for item in value):
+            count = "" if length is None else f"{length} "
+            raise self._refuse(key, value, f"a list of {count}integers from {low} to {high}")
+        return list(value)
+
     def texts(self, key: str, length: int) -> list[str] | None:
         """A list of `length` strings, None where it is absent."""
         value = self.raw(key)

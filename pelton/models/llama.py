@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pelton.errors import UnsupportedModelError
 from pelton.graph.graph import Graph
 from pelton.models import rotary
 from pelton.models.architecture import Architecture, Binding, CheckpointHeader, Ignored
 from pelton.models.blocks import decoder
 from pelton.models.fields import MAX_CONTEXT, Fields
-from pelton.models.names import decoder_bindings
-from pelton.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RotarySpec
+from pelton.models.names import ExpertNames, FusedNames, decoder_bindings
+from pelton.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, RotarySpec
 
 NORMS = {
     "gguf": {"mixer_norm": "attn_norm", "feed_forward_norm": "ffn_norm"},
@@ -22,7 +24,10 @@ class Llama(Architecture):
     config_names = ("LlamaForCausalLM",)
     gguf_names = ("llama",)
     has_qk_norm = False
+    has_qkv_bias = False  # whatever the configuration says; GGUF shows it by its tensors
     is_gguf_rotary_interleaved = True  # the converter reorders q and k for rotation of neighbours
+    expert_names: ClassVar[ExpertNames] = ExpertNames()
+    fused_names: ClassVar[dict[str, FusedNames]] = {}  # by kind of file
 
     def spec(self, checkpoint: CheckpointHeader) -> ModelSpec:
         if checkpoint.kind == "gguf":
@@ -38,6 +43,7 @@ class Llama(Architecture):
         head_dim = fields.integer("head_dim", hidden // heads)
         max_position = fields.integer("max_position_embeddings", 2048, high=MAX_CONTEXT)
         has_bias = fields.flag("attention_bias", False)
+        num_layers = fields.integer("num_hidden_layers")
         attention = AttentionSpec(
             num_heads=heads,
             num_kv_heads=fields.integer("num_key_value_heads", heads),
@@ -45,15 +51,14 @@ class Llama(Architecture):
             rotary=config_rotary(fields, head_dim, max_position),
             scale=head_dim**-0.5,
             has_qk_norm=self.has_qk_norm,
-            has_qkv_bias=has_bias,
+            has_qkv_bias=has_bias or self.has_qkv_bias,
             has_output_bias=has_bias,
         )
-        mlp = MlpSpec(fields.integer("intermediate_size"), has_bias=fields.flag("mlp_bias", False))
         return ModelSpec(
             architecture=self.name,
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden,
-            layers=(LayerSpec(attention, mlp),) * fields.integer("num_hidden_layers"),
+            layers=tuple(LayerSpec(attention, part) for part in self.config_feed_forwards(fields, num_layers)),
             norm_eps=fields.number("rms_norm_eps", 1e-6, low=0, high=1),
             max_position=max_position,
             is_head_tied=fields.flag("tie_word_embeddings", False),
@@ -75,20 +80,38 @@ class Llama(Architecture):
             has_qkv_bias="blk.0.attn_q.bias" in checkpoint.tensors,
             has_output_bias="blk.0.attn_output.bias" in checkpoint.tensors,
         )
-        mlp = MlpSpec(fields.integer("feed_forward_length"), has_bias="blk.0.ffn_gate.bias" in checkpoint.tensors)
+        part = self.gguf_feed_forward(fields, has_bias="blk.0.ffn_gate.bias" in checkpoint.tensors)
         return ModelSpec(
             architecture=self.name,
             vocab_size=gguf_vocab_size(checkpoint),
             hidden_size=hidden,
-            layers=(LayerSpec(attention, mlp),) * fields.integer("block_count"),
+            layers=(LayerSpec(attention, part),) * fields.integer("block_count"),
             norm_eps=fields.number("attention.layer_norm_rms_epsilon", low=0, high=1),
             max_position=max_position,
             is_head_tied="output.weight" not in checkpoint.tensors,
         )
 
+    def config_feed_forwards(self, fields: Fields, num_layers: int) -> tuple[MlpSpec | MoeSpec, ...]:
+        """What works on each token alone, layer by layer."""
+        mlp = MlpSpec(fields.integer("intermediate_size"), has_bias=fields.flag("mlp_bias", False))
+        return (mlp,) * num_layers
+
+    def gguf_feed_forward(self, fields: Fields, has_bias: bool) -> MlpSpec | MoeSpec:
+        """The same in every layer. Experts make it what is called Mixtral elsewhere."""
+        size = fields.integer("feed_forward_length")
+        if fields.has("expert_count"):
+            return MoeSpec(fields.integer("expert_count"), fields.integer("expert_used_count"), MlpSpec(size))
+        return MlpSpec(size, has_bias=has_bias)
+
     def bindings(self, spec: ModelSpec, kind: str) -> list[Binding]:
-        interleaved = kind == "gguf" and self.is_gguf_rotary_interleaved
-        return decoder_bindings(spec, kind, NORMS[kind], is_rotary_interleaved=interleaved)
+        return decoder_bindings(
+            spec,
+            kind,
+            NORMS[kind],
+            is_rotary_interleaved=kind == "gguf" and self.is_gguf_rotary_interleaved,
+            experts=self.expert_names,
+            fused=self.fused_names.get(kind),
+        )
 
     def ignored(self, spec: ModelSpec, kind: str) -> list[Ignored]:
         return decoder_ignored(spec, kind)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+import msgspec
+
 from pelton.models.architecture import Binding
-from pelton.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec
+from pelton.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec
 
 # Parameter → tensor, without ".weight" / ".bias".
 OUTER: dict[str, dict[str, str]] = {
@@ -28,6 +30,23 @@ MLP: dict[str, dict[str, str]] = {
 }
 
 
+class ExpertNames(msgspec.Struct, frozen=True):
+    """Of safetensors, below a layer; of GGUF there is one way."""
+
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+class FusedNames(msgspec.Struct, frozen=True):
+    """Tensors below a layer that hold several matrices, one after the other: q, k and v; gate and up."""
+
+    attention: str
+    mlp: str
+
+
 def decoder_bindings(
     spec: ModelSpec,
     kind: str,
@@ -35,10 +54,14 @@ def decoder_bindings(
     *,
     is_rotary_interleaved: bool = False,
     has_norms_less_one: bool = False,
+    experts: ExpertNames = ExpertNames(),  # noqa: B008  frozen
+    fused: FusedNames | None = None,
 ) -> list[Binding]:
     """All parameters of blocks.py's decoder.
 
     norms:                  a layer's norm parameters → tensor names of this kind.
+    experts:                how safetensors call the parts of a mixture of experts.
+    fused:                  where q, k and v are one tensor, and gate and up one; their parts have no biases then.
     is_rotary_interleaved:  the file's q and k rows are ordered for rotation of neighbours (GGUF `llama`).
     has_norms_less_one:     the file's norm weights are w of (1 + w).
     """
@@ -58,9 +81,15 @@ def decoder_bindings(
                 )
         if isinstance(layer.mixer, AttentionSpec):
             bindings += _attention(
-                layer.mixer, kind, f"{parameter}.attention", tensor, is_rotary_interleaved, has_norms_less_one
+                layer.mixer, kind, f"{parameter}.attention", tensor, is_rotary_interleaved, has_norms_less_one, fused
             )
-        if isinstance(layer.feed_forward, MlpSpec):
+        if isinstance(layer.feed_forward, MoeSpec):
+            bindings += experts_bindings(layer.feed_forward, spec, kind, f"{parameter}.experts", tensor, experts)
+        if isinstance(layer.feed_forward, MlpSpec) and fused is not None:
+            size = layer.feed_forward.intermediate_size
+            bindings += _fused(f"{parameter}.mlp", f"{tensor}.{fused.mlp}", {"gate": size, "up": size})
+            bindings += _matrix(f"{parameter}.mlp.down", f"{tensor}.{MLP[kind]['down']}", has_bias=False)
+        elif isinstance(layer.feed_forward, MlpSpec):
             for name, stored in MLP[kind].items():
                 bindings += _matrix(f"{parameter}.mlp.{name}", f"{tensor}.{stored}", layer.feed_forward.has_bias)
     return bindings
@@ -71,10 +100,21 @@ def _has_norm(layer: LayerSpec, name: str) -> bool:
 
 
 def _attention(
-    attention: AttentionSpec, kind: str, parameter: str, tensor: str, interleaved: bool, less_one: bool
+    attention: AttentionSpec,
+    kind: str,
+    parameter: str,
+    tensor: str,
+    interleaved: bool,
+    less_one: bool,
+    fused: FusedNames | None,
 ) -> list[Binding]:
     bindings = []
+    if fused is not None:
+        queries, keys = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+        bindings += _fused(parameter, f"{tensor}.{fused.attention}", {"q": queries, "k": keys, "v": keys})
     for name, stored in ATTENTION[kind].items():
+        if fused is not None and name in "qkv":
+            continue
         has_bias = attention.has_output_bias if name == "o" else attention.has_qkv_bias
         order = None
         if interleaved and name in "qk" and attention.rotary is not None:
@@ -87,10 +127,41 @@ def _attention(
     return bindings
 
 
+def _fused(parameter: str, tensor: str, rows: Mapping[str, int]) -> list[Binding]:
+    """rows: of each part, in order."""
+    bindings, first = [], 0
+    for name, count in rows.items():
+        bindings.append(Binding(f"{parameter}.{name}.weight", f"{tensor}.weight", tensor_row=first, num_rows=count))
+        first += count
+    return bindings
+
+
 def _matrix(parameter: str, tensor: str, has_bias: bool, row_order: tuple[int, ...] | None = None) -> list[Binding]:
     bindings = [Binding(f"{parameter}.weight", f"{tensor}.weight", row_order)]
     if has_bias:
         bindings.append(Binding(f"{parameter}.bias", f"{tensor}.bias", row_order))
+    return bindings
+
+
+def experts_bindings(
+    moe: MoeSpec, spec: ModelSpec, kind: str, parameter: str, tensor: str, names: ExpertNames
+) -> list[Binding]:
+    """GGUF has one tensor for all experts' gates and so on, safetensors one for each expert's."""
+    if kind == "gguf":
+        stored = {"router": "ffn_gate_inp", "gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
+        return [Binding(f"{parameter}.{name}.weight", f"{tensor}.{of}.weight") for name, of in stored.items()]
+    bindings = [Binding(f"{parameter}.router.weight", f"{tensor}.{names.router}.weight")]
+    inner, hidden = moe.expert.intermediate_size, spec.hidden_size
+    for name, stored_name, rows in (("gate", names.gate, inner), ("up", names.up, inner), ("down", names.down, hidden)):
+        bindings += [
+            Binding(
+                f"{parameter}.{name}.weight",
+                f"{tensor}.{names.experts}.{expert}.{stored_name}.weight",
+                num_rows=rows,
+                parameter_row=expert * rows,
+            )
+            for expert in range(moe.num_experts)
+        ]
     return bindings
 
 

@@ -9,13 +9,25 @@ from pelton.graph.graph import Graph
 from pelton.models.architecture import Architecture, CheckpointHeader
 from pelton.models.gemma3 import Gemma3
 from pelton.models.llama import Llama
+from pelton.models.mistral import Mistral
+from pelton.models.mixtral import Mixtral
+from pelton.models.phi3 import Phi3
+from pelton.models.qwen2 import Qwen2
 from pelton.models.qwen3 import Qwen3
+from pelton.models.qwen3_moe import Qwen3Moe
+from pelton.models.smollm3 import SmolLm3
 from pelton.models.spec import ModelSpec
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Llama(),
+    Mistral(),
+    Mixtral(),
+    Qwen2(),
     Qwen3(),
+    Qwen3Moe(),
     Gemma3(),
+    Phi3(),
+    SmolLm3(),
 )
 
 

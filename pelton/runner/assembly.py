@@ -124,7 +124,7 @@ def _plan(
     if the plan decides otherwise, it is compiled again."""
     engine = settings.engine
     guess = CompileSettings(
-        formats={parameter: source.tensor.format for parameter, source in resolution.sources.items()},
+        formats={parameter: source.format for parameter, source in resolution.sources.items()},
         max_tokens=engine.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS, engine.max_num_seqs or 0),
         max_context=min(engine.max_model_len or spec.max_position, spec.max_position),
         activation_mode=engine.activations,

@@ -6,7 +6,8 @@ graphs nor kernels: a program says as `PackRequest`s where it wants what.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,10 +24,8 @@ NAMES_SHOWN = 5  # of a list of names in an error
 
 
 class Binding(Protocol):
-    """Which tensor fills which parameter (pelton.models.architecture.Binding).
-
-    row_order: row i of the parameter is row row_order[i] of the tensor. add_one: 1 is added to each value (vectors).
-    """
+    """Which tensor, or which rows of it, fills which parameter, or which rows of that: see
+    pelton.models.architecture.Binding, where each is explained."""
 
     @property
     def parameter(self) -> str: ...
@@ -36,6 +35,12 @@ class Binding(Protocol):
     def row_order(self) -> tuple[int, ...] | None: ...
     @property
     def add_one(self) -> bool: ...
+    @property
+    def tensor_row(self) -> int: ...
+    @property
+    def num_rows(self) -> int | None: ...
+    @property
+    def parameter_row(self) -> int: ...
 
 
 class Ignored(Protocol):
@@ -47,13 +52,27 @@ class Ignored(Protocol):
     def reason(self) -> str: ...
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """Rows [tensor_row, tensor_row + num_rows) of a tensor, which are those of the parameter from parameter_row on."""
+
+    tensor: TensorInfo
+    tensor_row: int
+    num_rows: int
+    parameter_row: int
+
+
 class Source(msgspec.Struct, frozen=True):
-    """Where one parameter comes from, checked against its shape."""
+    """Where one parameter comes from, checked against its shape. pieces: in order of the parameter's rows, all stored
+    in one format; one, unless it is put together."""
 
     parameter: str
-    tensor: TensorInfo
+    pieces: tuple[Piece, ...]
     row_order: tuple[int, ...] | None
     add_one: bool
+
+    @property
+    def format(self) -> str:
+        return self.pieces[0].tensor.format
 
 
 class Resolution(msgspec.Struct, frozen=True):
@@ -87,25 +106,25 @@ def resolve(
     Raises CheckpointError, which names the first few, if a parameter has no tensor or one of another shape, or if a
     tensor is neither used exactly once nor ignored.
     """
-    sources: dict[str, Source] = {}
-    used: dict[str, str] = {}
-    absent: list[str] = []
+    by_parameter: dict[str, list[Binding]] = {}
     for binding in bindings:
         assert binding.parameter in parameters, f"a binding fills `{binding.parameter}`, which the model does not have"
-        assert binding.parameter not in sources, f"two bindings fill `{binding.parameter}`"
-        tensor = checkpoint.tensors.get(binding.tensor)
-        if tensor is None:
-            absent.append(binding.tensor)
+        by_parameter.setdefault(binding.parameter, []).append(binding)
+    sources: dict[str, Source] = {}
+    used: dict[str, list[tuple[str, Piece]]] = {}
+    absent: list[str] = []
+    for parameter, parts in by_parameter.items():
+        missing = [part.tensor for part in parts if part.tensor not in checkpoint.tensors]
+        if missing:
+            absent += missing
             continue
-        if tensor.name in used:
-            raise CheckpointError(
-                f"tensor `{tensor.name}` of `{checkpoint.path}` would fill both `{used[tensor.name]}` and "
-                f"`{binding.parameter}`"
-            )
-        used[tensor.name] = binding.parameter
-        sources[binding.parameter] = _source(checkpoint, binding, tensor, parameters[binding.parameter])
+        source = sources[parameter] = _source(checkpoint, parts, parameters[parameter])
+        for piece in source.pieces:
+            used.setdefault(piece.tensor.name, []).append((parameter, piece))
+    for uses in used.values():
+        _check_used_once(checkpoint, uses)
     reasons, left_over = _unused(checkpoint, used, ignored)
-    unbound = [name for name in parameters if name not in sources]
+    unbound = [name for name in parameters if name not in by_parameter]
     _check_complete(checkpoint, absent, unbound, left_over)
     return Resolution(sources, reasons)
 
@@ -118,47 +137,111 @@ def load(checkpoint: Checkpoint, resolution: Resolution, requests: Sequence[Pack
     wanted = {request.parameter for request in requests}
     unwanted = [name for name in resolution.sources if name not in wanted]
     assert not unwanted, f"no place was asked for {_listed(unwanted, 'parameter')}"
-    work = [(resolution.sources[request.parameter], request) for request in requests]
+    work = [
+        (source, piece, request)
+        for request in requests
+        for source in (resolution.sources[request.parameter],)
+        for piece in source.pieces
+    ]
     order = {file: index for index, file in enumerate(checkpoint.files)}
-    work.sort(key=lambda item: (order[item[0].tensor.file], item[0].tensor.offset))
+    work.sort(key=lambda item: (order[item[1].tensor.file], item[1].tensor.offset, item[1].tensor_row))
     reads = _native.WeightReads()
     with ExitStack() as files:
         fds: dict[Path, int] = {}
-        for source, request in work:
-            file = source.tensor.file
+        for source, piece, request in work:
+            file = piece.tensor.file
             if file not in fds:
                 fds[file] = files.enter_context(checkpoint.open(file))
-            _add(reads, fds[file], source, request)
+            _add(reads, fds[file], source, piece, request)
         try:
             reads.run(team)
         except (EOFError, OSError) as error:
             assert reads.failed is not None, "a failed read names its tensor"
-            raise unreadable(work[reads.failed][0].tensor, error) from error
+            raise unreadable(work[reads.failed][1].tensor, error) from error
 
 
-def _source(checkpoint: Checkpoint, binding: Binding, tensor: TensorInfo, shape: tuple[int, ...]) -> Source:
-    if tensor.shape != shape:
+def _source(checkpoint: Checkpoint, parts: Sequence[Binding], shape: tuple[int, ...]) -> Source:
+    parameter = parts[0].parameter
+    places = [part.parameter_row for part in parts]
+    assert len(set(places)) == len(places), f"two bindings fill `{parameter}`"
+    pieces = tuple(_piece(checkpoint, part, shape) for part in sorted(parts, key=lambda part: part.parameter_row))
+    rows = shape[0]
+    ends = [0, *(piece.parameter_row + piece.num_rows for piece in pieces)]
+    starts = [*(piece.parameter_row for piece in pieces), rows]
+    if starts != ends:
         raise CheckpointError(
-            f"tensor `{tensor.name}` of `{checkpoint.path}` has shape {list(tensor.shape)}, but `{binding.parameter}` "
-            f"needs {list(shape)}",
+            f"the rows of {_listed([piece.tensor.name for piece in pieces], 'tensor')} of `{checkpoint.path}` do not "
+            f"make up the `{rows}` of `{parameter}`",
             hint="the model's metadata and its tensors disagree",
         )
-    order = binding.row_order
+    formats = sorted({piece.tensor.format for piece in pieces})
+    if len(formats) > 1:
+        raise UnsupportedModelError(
+            f"the tensors of `{checkpoint.path}` that make up `{parameter}` are stored as "
+            f"{', '.join(f'`{name}`' for name in formats)}; they must be stored alike"
+        )
+    if len(shape) > 1 and any(row % _native.PANEL_ROWS for row in ends[:-1]):
+        raise UnsupportedModelError(
+            f"`{parameter}` of `{checkpoint.path}` is put together from pieces of {ends[1]} rows, "
+            f"which are no multiple of {_native.PANEL_ROWS}"
+        )
+    order, add_one = parts[0].row_order, parts[0].add_one
     if order is not None:
-        assert sorted(order) == list(range(shape[0])), f"row_order of `{binding.parameter}` is not a permutation"
-    assert not binding.add_one or len(shape) == 1, f"add_one of `{binding.parameter}` is for vectors only"
-    if len(shape) == 1:
-        vector_reader(tensor)
-    else:
-        _check_packable(checkpoint, tensor)
-    return Source(binding.parameter, tensor, order, binding.add_one)
+        assert len(parts) == 1, f"row_order of `{parameter}`, which has several pieces"
+        assert sorted(order) == list(range(rows)), f"row_order of `{parameter}` is not a permutation"
+    assert not add_one or len(shape) == 1, f"add_one of `{parameter}` is for vectors only"
+    for piece in pieces:
+        if len(shape) == 1:
+            vector_reader(piece.tensor)
+        else:
+            _check_packable(checkpoint, piece.tensor, shape[-1])
+    return Source(parameter, pieces, order, add_one)
 
 
-def _check_packable(checkpoint: Checkpoint, tensor: TensorInfo) -> None:
+def _piece(checkpoint: Checkpoint, part: Binding, shape: tuple[int, ...]) -> Piece:
+    """Raises CheckpointError if the tensor has other columns than the parameter, or fewer rows than are wanted of it.
+
+    A tensor of three dimensions is one matrix after the other, so its rows are counted through."""
+    tensor = checkpoint.tensors[part.tensor]
+    rows = math.prod(tensor.shape[: len(tensor.shape) - len(shape) + 1])
+    num_rows = rows - part.tensor_row if part.num_rows is None else part.num_rows
+    whole = part.num_rows is None and part.tensor_row == part.parameter_row == 0 and len(tensor.shape) == len(shape)
+    is_fitting = tensor.shape == shape if whole else tensor.shape[len(tensor.shape) - len(shape) + 1 :] == shape[1:]
+    if not is_fitting or num_rows < 1 or part.tensor_row + num_rows > rows:
+        wanted = list(shape) if part.num_rows is None else [part.tensor_row + num_rows, *shape[1:]]
+        raise CheckpointError(
+            f"tensor `{tensor.name}` of `{checkpoint.path}` has shape {list(tensor.shape)}, but `{part.parameter}` "
+            f"needs {wanted}",
+            hint="the model's metadata and its tensors disagree",
+        )
+    return Piece(tensor, part.tensor_row, num_rows, part.parameter_row)
+
+
+def _check_used_once(checkpoint: Checkpoint, uses: Sequence[tuple[str, Piece]]) -> None:
+    """uses: of one tensor, the parameters and what each reads. Raises CheckpointError if a row is read twice or not at
+    all."""
+    tensor = uses[0][1].tensor
+    end, last = 0, ""
+    for parameter, piece in sorted(uses, key=lambda use: use[1].tensor_row):
+        if piece.tensor_row < end:
+            raise CheckpointError(
+                f"tensor `{tensor.name}` of `{checkpoint.path}` would fill both `{last}` and `{parameter}`"
+            )
+        if piece.tensor_row > end:
+            break
+        end, last = piece.tensor_row + piece.num_rows, parameter
+    rows = math.prod(tensor.shape) // (tensor.shape[-1] if len(tensor.shape) > 1 else 1)
+    if end < rows:
+        raise CheckpointError(
+            f"tensor `{tensor.name}` of `{checkpoint.path}` has `{rows}` rows, and nothing uses row `{end}`",
+            hint="the model's metadata and its tensors disagree",
+        )
+
+
+def _check_packable(checkpoint: Checkpoint, tensor: TensorInfo, k: int) -> None:
     scheme_of(tensor.format, tensor.name)
-    n, k = tensor.shape
     try:
-        _native.packed_bytes(tensor.format, n, k)
+        _native.packed_bytes(tensor.format, math.prod(tensor.shape) // k, k)
     except ValueError as error:
         raise UnsupportedModelError(
             f"tensor `{tensor.name}` of `{checkpoint.path}` is stored as `{tensor.format}`: {error}",
@@ -167,7 +250,7 @@ def _check_packable(checkpoint: Checkpoint, tensor: TensorInfo) -> None:
 
 
 def _unused(
-    checkpoint: Checkpoint, used: Mapping[str, str], patterns: Iterable[Ignored]
+    checkpoint: Checkpoint, used: Container[str], patterns: Iterable[Ignored]
 ) -> tuple[dict[str, str], list[str]]:
     """Tensors that nothing uses: with the reasons of those that are ignored, and those that have none. A pattern that
     also matches a used tensor does not undo the use."""
@@ -209,12 +292,19 @@ def _listed(names: Sequence[str], noun: str) -> str:
     return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({shown}{more})"
 
 
-def _add(reads: _native.WeightReads, fd: int, source: Source, request: PackRequest) -> None:
-    tensor, place = source.tensor, (request.destination, request.offset)
+def _add(reads: _native.WeightReads, fd: int, source: Source, piece: Piece, request: PackRequest) -> None:
+    tensor = piece.tensor
     if request.layout == "panels":
-        n, k = tensor.shape
-        reads.add_matrix(tensor.format, fd, tensor.offset, n, k, *place, source.row_order)
+        k = tensor.shape[-1]
+        row_bytes = tensor.nbytes * k // math.prod(tensor.shape)
+        panels_before = piece.parameter_row // _native.PANEL_ROWS
+        place = request.offset + panels_before * _native.packed_bytes(tensor.format, _native.PANEL_ROWS, k)
+        start = tensor.offset + piece.tensor_row * row_bytes
+        reads.add_matrix(tensor.format, fd, start, piece.num_rows, k, request.destination, place, source.row_order)
     else:
         assert request.layout == "vector", f"`{request.parameter}` is wanted as `{request.layout}`"
-        (count,) = tensor.shape
-        reads.add_vector(tensor.format, fd, tensor.offset, count, *place, source.row_order, source.add_one)
+        start = tensor.offset + piece.tensor_row * (tensor.nbytes // tensor.shape[0])
+        place = request.offset + 4 * piece.parameter_row
+        reads.add_vector(
+            tensor.format, fd, start, piece.num_rows, request.destination, place, source.row_order, source.add_one
+        )

@@ -21,7 +21,7 @@ from pelton.platforms.torch.kernels import ReferenceKernel, ReferenceProvider
 from pelton.platforms.torch.program import TorchProgram
 from pelton.quant.detect import scheme_of
 from pelton.runner.assembly import PreparedModel
-from pelton.weights.load import Source
+from pelton.weights.load import Piece, Source
 from tests.platforms.steps import one_sequence
 
 Array = np.ndarray[Any, Any]
@@ -53,7 +53,7 @@ def reference_logits(
 ) -> Array:
     """[tokens, vocab] in float64, computed in `dtype`."""
     settings = CompileSettings(
-        formats={name: source.tensor.format for name, source in prepared.resolution.sources.items()},
+        formats={name: source.format for name, source in prepared.resolution.sources.items()},
         max_tokens=len(token_ids),
         max_context=len(token_ids),
         kv_dtype=_KV_DTYPES[dtype],
@@ -70,14 +70,19 @@ def reference_logits(
 
 def _values(source: Source) -> Array:
     """float32, as the parameter is meant."""
-    tensor = source.tensor
-    raw = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
-    k = tensor.shape[-1]
-    values = scheme_of(tensor.format, tensor.name).unpack(np, raw, int(np.prod(tensor.shape)) // k, k)
-    values = np.asarray(values).reshape(tensor.shape)
+    values = np.concatenate([_rows(piece) for piece in source.pieces])
     if source.row_order is not None:
         values = values[list(source.row_order)]
     return values + np.float32(1) if source.add_one else values
+
+
+def _rows(piece: Piece) -> Array:
+    tensor = piece.tensor
+    raw = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
+    k = tensor.shape[-1]
+    values = scheme_of(tensor.format, tensor.name).unpack(np, raw, int(np.prod(tensor.shape)) // k, k)
+    values = np.asarray(values).reshape(-1) if len(tensor.shape) == 1 else np.asarray(values).reshape(-1, k)
+    return np.asarray(values[piece.tensor_row : piece.tensor_row + piece.num_rows])
 
 
 class _Platform(TorchPlatform):

@@ -9,7 +9,20 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -22,6 +35,12 @@ _SIZES = {
     "qwen3-256": (256, 256, 2, 4, 2, 64),
     "gemma3": (128, 96, 7, 2, 1, 256),
     "gemma3-256": (256, 256, 7, 4, 1, 64),
+    "mistral": (96, 160, 2, 6, 2, 16),
+    "mixtral": (96, 64, 2, 6, 2, 16),
+    "qwen2": (96, 160, 2, 6, 2, 16),
+    "qwen3_moe": (96, 160, 3, 4, 2, 32),
+    "phi3": (96, 160, 2, 6, 2, 16),
+    "smollm3": (96, 160, 4, 6, 2, 16),
 }
 LLAMA3_SCALING = {
     "rope_theta": 10000.0,
@@ -50,15 +69,9 @@ def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
         "rms_norm_eps": 1e-3,
         "tie_word_embeddings": is_tied,
         "attn_implementation": "eager",
+        "experts_implementation": "eager",
     }
-    family = name.split("-")[0]
-    if family == "llama":
-        config: Any = LlamaConfig(**common, rope_parameters=dict(LLAMA3_SCALING))
-    elif family == "qwen3":
-        config = Qwen3Config(**common, rope_parameters=_rotary(5e4))
-    else:
-        bases = {"full_attention": _rotary(5e5), "sliding_attention": _rotary(2e4)}
-        config = Gemma3TextConfig(**common, sliding_window=24, query_pre_attn_scalar=head_dim, rope_parameters=bases)
+    config = _config(name.split("-")[0], head_dim, common)
     torch.manual_seed(11)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -67,6 +80,40 @@ def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
     vary_norms(model)
     return model
+
+
+def _config(family: str, head_dim: int, common: dict[str, Any]) -> PreTrainedConfig:
+    if family == "gemma3":
+        bases = {"full_attention": _rotary(5e5), "sliding_attention": _rotary(2e4)}
+        return Gemma3TextConfig(**common, sliding_window=24, query_pre_attn_scalar=head_dim, rope_parameters=bases)
+    own: dict[str, dict[str, Any]] = {
+        "llama": {"rope_parameters": dict(LLAMA3_SCALING)},
+        "mistral": {"sliding_window": 20},
+        "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None},
+        "qwen3_moe": {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+        "phi3": {"sliding_window": 24, "partial_rotary_factor": 0.75, "pad_token_id": 0},
+        "smollm3": {"no_rope_layers": [1, 0, 1, 0], "pad_token_id": 0},
+    }
+    classes = {
+        "llama": LlamaConfig,
+        "mistral": MistralConfig,
+        "mixtral": MixtralConfig,
+        "qwen2": Qwen2Config,
+        "qwen3": Qwen3Config,
+        "qwen3_moe": Qwen3MoeConfig,
+        "phi3": Phi3Config,
+        "smollm3": SmolLM3Config,
+    }
+    rotary = _rotary(5e4)
+    if family == "phi3":
+        rotary["partial_rotary_factor"] = 0.75
+    return classes[family](**{**common, "rope_parameters": rotary, **own.get(family, {})})
 
 
 def vary_norms(model: PreTrainedModel) -> None:

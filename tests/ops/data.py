@@ -122,6 +122,10 @@ def make_case(op: Op, example: Example, format: str, kv_dtype: str) -> Case:
             numbers = draw.standard_normal((rows, *wanted.shape), np.float32) * np.float32(wanted.range)
             inputs[name] = torch.from_numpy(numbers)
             values.append(graph.input(name, (example.dim, *wanted.shape), "float32"))
+        elif wanted.role == "choices":
+            rows = [draw.permutation(int(wanted.range))[: wanted.shape[0]] for _ in range(num_tokens)]
+            inputs[name] = torch.from_numpy(np.stack(rows).astype(np.int32))
+            values.append(graph.input(name, (example.dim, *wanted.shape), "int32"))
         else:
             role = {"row_index": "logit_rows"}.get(wanted.role, wanted.role)
             if role == "token_ids":
@@ -137,8 +141,8 @@ def make_case(op: Op, example: Example, format: str, kv_dtype: str) -> Case:
             keys, held = (torch.from_numpy(draw.standard_normal(shape, np.float32) * 1.5) for _ in range(2))
             cache.write(layer, sequence, 0, keys, held)
     node = graph.record(op, "node", tuple(values), example.attributes)
-    for value in node.outputs:
-        graph.output("out", value)
+    for index, value in enumerate(node.outputs):
+        graph.output(f"out{index}", value)
     case = Case(example, graph, node, formats, inputs, weights, cache)
     inputs["positions"] = torch.tensor(case.positions)
     inputs["logit_rows"] = torch.tensor(example.logit_rows)

@@ -81,11 +81,13 @@ class CpuMachine:
             load_weight(place, weights[place.packing.parameter], self.team)
 
     def write(self, value: Value, rows: Any) -> None:
-        self._rows(value)[: len(rows), : rows.shape[1]] = rows.numpy()
+        self._rows(value).view(rows.numpy().dtype)[: len(rows), : rows.shape[1]] = rows.numpy()
 
     def read(self, value: Value, num_rows: int) -> Any:
         """As float64; quantised blocks as what they stand for."""
         rows = self._rows(value)[:num_rows]
+        if value.dtype == "int32":
+            return torch.from_numpy(rows[:, : columns(value)].view(np.int32).copy())
         if value.dtype == "float32":
             return torch.from_numpy(rows[:, : columns(value)].astype(np.float64))
         return torch.from_numpy(decode_blocks(rows.view(np.uint8), value.dtype))

@@ -52,14 +52,14 @@ def load_vector(checkpoint: Checkpoint, binding: Binding, n: int, team: _native.
 
 def load_matrix(checkpoint: Checkpoint, resolution: Resolution, team: _native.Team) -> np.ndarray:
     """The only matrix of a resolution, packed at an offset, then unpacked."""
-    (source,) = (source for source in resolution.sources.values() if len(source.tensor.shape) == 2)
-    n, k = source.tensor.shape
-    buffer = _native.Buffer(128 + _native.packed_bytes(source.tensor.format, n, k), "test")
+    (source,) = (source for source in resolution.sources.values() if len(source.pieces[0].tensor.shape) == 2)
+    n, k = source.pieces[0].tensor.shape
+    buffer = _native.Buffer(128 + _native.packed_bytes(source.pieces[0].tensor.format, n, k), "test")
     requests = [PackRequest(source.parameter, "panels", buffer, 128)]
     rest = _native.Buffer(4096, "test")
     requests += [PackRequest(name, "vector", rest, 0) for name in resolution.sources if name != source.parameter]
     load(checkpoint, resolution, requests, team)
-    return np.frombuffer(_native.unpack(source.tensor.format, buffer, 128, n, k), np.float32).reshape(n, k)
+    return np.frombuffer(_native.unpack(source.pieces[0].tensor.format, buffer, 128, n, k), np.float32).reshape(n, k)
 
 
 def test_matrix_is_the_files_to_the_bit(checkpoint: Checkpoint, team: _native.Team) -> None:
@@ -134,7 +134,7 @@ def test_ignored_tensors_keep_their_reasons(checkpoint: Checkpoint) -> None:
     ignored = [Ignored("weight.m*", "first"), Ignored("*", "second")]
     resolution = resolve(checkpoint, BINDINGS[:1], ignored, {"norm": (4,)})
     assert resolution.ignored == {"weight.matrix": "first"}
-    assert resolution.sources["norm"].tensor.name == "weight.norm"
+    assert resolution.sources["norm"].pieces[0].tensor.name == "weight.norm"
 
 
 def test_patterns_are_not_case_blind(checkpoint: Checkpoint) -> None:
@@ -157,6 +157,30 @@ def test_tensor_is_used_once(checkpoint: Checkpoint) -> None:
     bindings = [*BINDINGS, Binding("head", "weight.matrix")]
     with pytest.raises(CheckpointError, match="would fill both `matrix` and `head`"):
         resolve(checkpoint, bindings, [], {**PARAMETERS, "head": (3, 32)})
+
+
+def test_tensor_can_be_shared_by_rows_and_a_parameter_put_together(checkpoint: Checkpoint) -> None:
+    halves = [
+        Binding("first", "weight.matrix", num_rows=2),
+        Binding("second", "weight.matrix", tensor_row=2),
+        Binding("norm", "weight.norm", num_rows=1, parameter_row=3),
+        Binding("norm", "weight.norm", tensor_row=1),
+    ]
+    found = resolve(checkpoint, halves, [], {"norm": (4,), "first": (2, 32), "second": (1, 32)})
+    assert [(piece.tensor_row, piece.num_rows) for piece in found.sources["norm"].pieces] == [(1, 3), (0, 1)]
+    assert [found.sources[name].pieces[0].tensor_row for name in ("first", "second")] == [0, 2]
+
+
+def test_row_that_nobody_reads_is_told(checkpoint: Checkpoint) -> None:
+    bindings = [BINDINGS[0], Binding("matrix", "weight.matrix", num_rows=2)]
+    with pytest.raises(CheckpointError, match=r"`weight.matrix` of .* has `3` rows, and nothing uses row `2`"):
+        resolve(checkpoint, bindings, [], {**PARAMETERS, "matrix": (2, 32)})
+
+
+def test_pieces_that_leave_a_gap_are_told(checkpoint: Checkpoint) -> None:
+    bindings = [BINDINGS[0], Binding("matrix", "weight.matrix", parameter_row=16)]
+    with pytest.raises(CheckpointError, match="do not make up the `19` of `matrix`"):
+        resolve(checkpoint, bindings, [], {**PARAMETERS, "matrix": (19, 32)})
 
 
 def test_other_shape_is_told(checkpoint: Checkpoint) -> None:

@@ -9,14 +9,16 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from pelton import _native
 from pelton.graph.formats import FORMATS
-from pelton.graph.graph import CacheLayer, Node, Parameter, Value, columns
+from pelton.graph.graph import CacheLayer, Node, Parameter, Value, columns, rows_of
 from pelton.graph.kernel import CompileSettings, Group, Kernel
 
 if TYPE_CHECKING:
     from pelton.platforms.cpu.program import Emitter
 
 MAX_SEGMENTS = 4  # of a linear node
+STRIP = 32  # of two panels, which kernels work on together
 MAX_ROW_FLOATS = 2**18  # of a row that a kernel holds in its scratch memory, kScratchBytes
 MAX_HEAD_DIM = 256  # csrc/kernels/attention_tile.h
 PANELS = "panels"  # 16 output channels side by side, K running sequentially: csrc/pack.h
@@ -409,6 +411,126 @@ class AttentionKernel(CpuKernel):
         )
 
 
+class RouteKernel(CpuKernel):
+    kind = "route"
+    native = ("route",)
+
+    def refuses(self, group: Group, settings: CompileSettings) -> str | None:
+        return _row_refusal(group.members[0].inputs[0])
+
+    def always_writes(self, group: Group) -> Sequence[Value]:
+        return group.members[0].outputs
+
+    def emit(self, group: Group, emitter: Emitter) -> None:
+        node = group.members[0]
+        (logits,) = node.inputs
+        choices, weights = node.outputs
+        emitter.add(
+            "route",
+            [emitter.address(value) for value in (logits, choices, weights)],
+            [
+                columns(logits),
+                columns(choices),
+                int(node.attributes["is_normalised"]),
+                *(emitter.stride(value) for value in (logits, choices, weights)),
+            ],
+        )
+
+
+class _ExpertKernel(CpuKernel):
+    """What the products with experts share. An expert's matrix starts with a panel of its own."""
+
+    def refuses(self, group: Group, settings: CompileSettings) -> str | None:
+        node = group.members[0]
+        weights = [value for value in node.inputs if isinstance(value, Parameter)]
+        formats = {settings.formats[weight.name] for weight in weights}
+        unknown = sorted(formats - FORMATS.keys())
+        if unknown:
+            return f"no weight format {', '.join(unknown)}"
+        if len({FORMATS[name].is_integer for name in formats}) > 1:
+            return "integer and float weight formats in one group"
+        rows = rows_of(weights[0]) // node.attributes["num_experts"]
+        if rows % _native.PANEL_ROWS:
+            return f"an expert's matrix has {rows} rows, not a multiple of {_native.PANEL_ROWS}"
+        return _row_refusal(node.inputs[0])
+
+    def quantised_inputs(self, node: Node, settings: CompileSettings) -> Sequence[Value]:
+        x, weight, *_ = node.inputs
+        return (x,) if FORMATS[settings.formats[weight.name]].is_integer else ()
+
+
+class ExpertsGatedKernel(_ExpertKernel):
+    kind = "experts_gated"
+    native = ("experts_gated", "experts_plan")
+
+    def refuses(self, group: Group, settings: CompileSettings) -> str | None:
+        node = group.of("experts_gated")[0]
+        inner = rows_of(node.inputs[1]) // node.attributes["num_experts"]
+        if group.of("quantise") and inner % STRIP:
+            return f"an expert's inner row has {inner} values, which are quantised {STRIP} at a time"
+        return super().refuses(group, settings)
+
+    def emit(self, group: Group, emitter: Emitter) -> None:
+        (node,) = group.of("experts_gated")
+        x, gate, up, choices = node.inputs
+        out, blocks = _rows_and_blocks(group, "experts_gated")
+        experts = node.attributes["num_experts"]
+        plan = emitter.experts_plan(choices, experts)
+        emitter.add(
+            "experts_gated",
+            [
+                emitter.address(x),
+                emitter.weight(gate),
+                emitter.weight(up),
+                emitter.written(group, out),
+                emitter.written(group, blocks),
+                plan,
+            ],
+            [
+                columns(x),
+                rows_of(gate) // experts,
+                *(emitter.format(weight) for weight in (gate, up)),
+                ACTIVATIONS[node.attributes["activation"]],
+                emitter.mode(x),
+                emitter.stride(x),
+                emitter.mode(blocks),
+                experts,
+                columns(choices),
+            ],
+        )
+
+
+class ExpertsDownKernel(_ExpertKernel):
+    kind = "experts_down"
+    native = ("experts_down", "experts_plan")
+
+    def emit(self, group: Group, emitter: Emitter) -> None:
+        (node,) = group.members
+        inner, down, choices, weights = node.inputs
+        experts = node.attributes["num_experts"]
+        plan = emitter.experts_plan(choices, experts)
+        emitter.add(
+            "experts_down",
+            [
+                emitter.address(inner),
+                emitter.weight(down),
+                emitter.address(node.output),
+                emitter.address(weights),
+                plan,
+            ],
+            [
+                columns(down),
+                columns(node.output),
+                emitter.format(down),
+                emitter.mode(inner),
+                emitter.stride(node.output),
+                emitter.stride(weights),
+                experts,
+                columns(choices),
+            ],
+        )
+
+
 KERNELS: tuple[type[CpuKernel], ...] = (
     EmbeddingKernel,
     GatherRowsKernel,
@@ -422,4 +544,7 @@ KERNELS: tuple[type[CpuKernel], ...] = (
     CacheWriteKernel,
     AttentionPrepareKernel,
     AttentionKernel,
+    RouteKernel,
+    ExpertsGatedKernel,
+    ExpertsDownKernel,
 )

@@ -10,7 +10,7 @@ import msgspec
 
 from pelton import _native
 from pelton.graph.formats import FORMATS
-from pelton.graph.graph import TOKENS, CacheLayer, Node, Parameter, Value
+from pelton.graph.graph import TOKENS, CacheLayer, Node, Parameter, Value, columns
 from pelton.graph.kernel import Group, Packing
 from pelton.graph.program import Program, dimension
 from pelton.platforms.cpu.kernels import CpuKernel
@@ -83,6 +83,13 @@ def rope_workspace(node: Node, max_tokens: int) -> Workspace:
     return Workspace(("rope", inv_freq, factor), max(8 * len(inv_freq) * max_tokens, LINE))
 
 
+def experts_workspace(choices: Value, num_experts: int, max_tokens: int) -> Workspace:
+    """csrc/expert_plan.h. Of one value of choices, which belongs to one layer; layers that are alike share the memory,
+    since each makes its plan anew."""
+    nbytes = 4 * (num_experts + 1 + max_tokens * columns(choices))
+    return Workspace(("experts", num_experts, columns(choices)), max(nbytes, LINE))
+
+
 def attention_workspace(node: Node, max_tokens: int, max_context: int, num_threads: int) -> Workspace:
     cache: CacheLayer = node.attributes["cache"]
     sizes = (node.attributes["num_heads"], cache.num_kv_heads, cache.head_dim)
@@ -97,7 +104,12 @@ def workspace_bytes(program: Program, num_threads: int, max_tokens: int | None =
     turns = {rope_workspace(node, rows) for group in program.groups for node in group.of("rope")}
     attends = [node for group in program.groups for node in group.of("attention")]
     plans = {attention_workspace(node, rows, program.settings.max_context, num_threads) for node in attends}
-    return sum(shared.nbytes for shared in turns | plans)
+    chosen = {
+        experts_workspace(node.inputs[-1], node.attributes["num_experts"], rows)
+        for group in program.groups
+        for node in group.of("experts_gated")
+    }
+    return sum(shared.nbytes for shared in turns | plans | chosen)
 
 
 def _weight_places(packings: Sequence[Packing]) -> tuple[WeightPlace, ...]:
@@ -124,6 +136,7 @@ class Emitter:
         self._level = ""
         self._dim = 0
         self._num_nodes = 0
+        self._planned_choices: Value | None = None  # whose plan the workspace holds at this place of the program
 
     def emit(self, group: Group) -> int:
         """Adds the group's native nodes; returns how many."""
@@ -187,6 +200,19 @@ class Emitter:
             cache: CacheLayer = node.attributes["cache"]
             sizes = (node.attributes["num_heads"], cache.num_kv_heads, cache.head_dim, node.attributes["window"] or 0)
             self.add("attention_plan", [plan], [*sizes, shared.nbytes])
+        return plan
+
+    def experts_plan(self, choices: Value, num_experts: int) -> int:
+        """Address of the plan of these choices; the first that reads it adds the node that makes it."""
+        shared = experts_workspace(choices, num_experts, self._program.settings.max_tokens)
+        _, plan = self._workspace(shared)
+        if choices is not self._planned_choices:
+            self._planned_choices = choices
+            self.add(
+                "experts_plan",
+                [self.address(choices), plan],
+                [num_experts, columns(choices), self.stride(choices)],
+            )
         return plan
 
     def _workspace(self, shared: Workspace) -> tuple[bool, int]:
