@@ -61,7 +61,7 @@ void TestRig::make_step() {
   const auto block = [](int64_t index) { return static_cast<uint32_t>(index * kBlockBytes / kOffsetUnit); };
   constexpr int32_t kFirstRows = 5;
   tables_[0] = {block(2), block(0)};
-  tables_[1] = {block(3)};
+  tables_[1] = {block(3), block(1)};
   for (int s = 0; s < 2; ++s) groups_[s] = tables_[s].data();
   sequences_[0] = {0, kFirstRows, kContext, 0, &groups_[0]};
   sequences_[1] = {kFirstRows, kRows - kFirstRows, 0, 1, &groups_[1]};

@@ -269,6 +269,24 @@ void build_attention(TestRig& rig, const TestCase& self) {
   rig.node.value[0] = 0.2f;
 }
 
+// ---- Recurrent state ----
+
+// Two sequences, each with two layers' blocks; the second layer's state is written elsewhere than it is read.
+void build_gated_delta(TestRig& rig, const TestCase& self) {
+  constexpr int64_t kKeyHeads = 1, kValueHeads = 2, kDim = 20, kValueDim = 24, kTaps = 4;
+  constexpr int64_t kConvColumns = 2 * kKeyHeads * kDim + kValueHeads * kValueDim;
+  constexpr int64_t kGates = kValueHeads * kValueDim;
+  rig.fill_pool(/*is_output=*/true);
+  const int64_t widths[] = {kConvColumns, kGates, kValueHeads, kValueHeads};
+  for (int input = 0; input < 4; ++input) rig.node.pointer[input] = rig.floats(kRows * widths[input]);
+  const int64_t counts[] = {kTaps * kConvColumns, kValueHeads, kValueHeads, kValueDim};
+  for (int vector = 0; vector < 4; ++vector) rig.node.pointer[4 + vector] = rig.floats(counts[vector]);
+  rig.node.pointer[8] = rig.float_output(kRows * kGates);
+  set_sizes(rig, kKeyHeads, kValueHeads, kDim, kValueDim, kTaps, self.variant, self.variant, kConvColumns, kGates,
+            kValueHeads, kValueHeads, kGates, 0, 0, 1);
+  rig.node.value[0] = 1e-6f;
+}
+
 // ---- Logits ----
 
 constexpr int64_t kVocabulary = 600, kVocabularyBlocks = 3;
@@ -295,6 +313,9 @@ std::vector<TestCase> make_cases() {
       {"gather_rows", "gather_rows", build_gather_rows},
       {"gated_activation silu", "gated_activation", build_gated_activation, 0, 0},
       {"gated_activation gelu", "gated_activation", build_gated_activation, 0, 1},
+      {"gated_activation sigmoid", "gated_activation", build_gated_activation, 0, 2},
+      {"gated_delta grouped", "gated_delta", build_gated_delta, 0, 0},
+      {"gated_delta tiled", "gated_delta", build_gated_delta, 0, 1},
       {"rope_table", "rope_table", build_rope_table},
       {"route", "route", build_route},
       {"experts_plan", "experts_plan", build_experts_plan},

@@ -12,7 +12,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from pelton.graph.graph import CacheLayer, Graph, Node, Value
+from pelton.graph.graph import CacheLayer, Graph, Node, StateLayer, Value
 from pelton.graph.op import Example, Op
 from pelton.graph.step import StepContext
 from pelton.platforms.torch.cache import DTYPES
@@ -64,6 +64,7 @@ class DenseCache:
 
     def __init__(self, kv_dtype: str) -> None:
         self._dtype = DTYPES[kv_dtype]
+        self.states: dict[tuple[StateLayer, int], Any] = {}
         self.kept: dict[tuple[CacheLayer, int], tuple[Any, Any]] = {}
 
     def write(self, layer: CacheLayer, sequence: int, context: int, keys: Any, values: Any) -> None:
@@ -72,6 +73,12 @@ class DenseCache:
         rounded = (part.to(self._dtype).to(torch.float64) for part in (keys, values))
         keys, values = (torch.cat((old[:context], new)) for old, new in zip(before, rounded, strict=True))
         self.kept[layer, sequence] = keys, values
+
+    def write_state(self, layer: StateLayer, sequence: int, state: Any) -> None:
+        self.states[layer, sequence] = state.to(torch.float32).to(torch.float64)
+
+    def read_state(self, layer: StateLayer, sequence: int) -> Any:
+        return self.states[layer, sequence]
 
     def read(self, layer: CacheLayer, sequence: int, num_tokens: int) -> tuple[Any, Any]:
         keys, values = self.kept[layer, sequence]
@@ -132,6 +139,12 @@ def make_case(op: Op, example: Example, format: str, kv_dtype: str) -> Case:
                 inputs[role] = torch.from_numpy(draw.integers(0, int(wanted.range), num_tokens))
             values.append(graph.input(role, ("rows" if role == "logit_rows" else "tokens",), "int32"))
     cache = DenseCache(kv_dtype)
+    if example.state is not None:
+        state = graph.state_layer(example.state.num_floats)
+        assert state == example.state, f"{example.name} is not the first layer of the first group"
+        for sequence, (_, context) in enumerate(example.sequences):
+            if context > 0:
+                cache.write_state(state, sequence, torch.from_numpy(draw.standard_normal(state.num_floats, np.float32)))
     if example.cache is not None:
         layer = graph.cache_layer(example.cache.num_kv_heads, example.cache.head_dim, example.attributes.get("window"))
         assert layer == example.cache, f"{example.name} is not the first layer of the first group"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pelton import _native
-from pelton.graph.graph import CacheLayer, Value, columns
+from pelton.graph.graph import CacheLayer, StateLayer, Value, columns
 from pelton.graph.kernel import CompileSettings
 from pelton.graph.program import Program
 from pelton.platforms.cpu.platform import CpuPlatform
@@ -106,6 +106,12 @@ class CpuMachine:
         count = -(-num_tokens // BLOCK_TOKENS)
         for layout in self.program.cache_layout:
             unit = layout.block_bytes // 64
+            if layout.num_states:  # read and written in one place; as long as any table, which a step checks
+                first = sequence * BLOCKS_PER_SEQUENCE
+                blocks = [base + (first + index) * unit for index in range(layout.num_states)] * 2
+                tables.append(blocks + blocks[:1] * (count - len(blocks)))
+                base += BLOCKS_PER_GROUP * unit
+                continue
             last = (sequence + 1) * BLOCKS_PER_SEQUENCE - 1
             tables.append([base + (last - index) * unit for index in range(count)])
             base += BLOCKS_PER_GROUP * unit
@@ -129,12 +135,19 @@ class CpuMachine:
         return blocks
 
     def fill_cache(self, cache: DenseCache) -> None:
+        for (state_layer, sequence), state in cache.states.items():
+            self.state(state_layer, sequence).copy_(state)
         for (layer, sequence), (keys, values) in cache.kept.items():
             for index, (key_block, value_block) in enumerate(self.kv(layer, sequence, len(keys))):
                 part = slice(index * BLOCK_TOKENS, min((index + 1) * BLOCK_TOKENS, len(keys)))
                 count = part.stop - part.start
                 key_block[:, :, :count] = keys[part].permute(1, 2, 0).to(key_block.dtype)
                 value_block[:, :count] = values[part].permute(1, 0, 2).to(value_block.dtype)
+
+    def state(self, layer: StateLayer, sequence: int) -> Any:
+        """A view of the float32 of a layer's state."""
+        start = 64 * self.tables(sequence, 0)[layer.group][layer.layer]
+        return torch.from_numpy(np.frombuffer(self.pool, np.uint8))[start : start + 4 * layer.num_floats].view(torch.float32)
 
     def read_cache(self, layer: CacheLayer, sequence: int, num_tokens: int) -> tuple[Any, Any]:
         """Keys and values, [tokens, kv_heads, head_dim]."""

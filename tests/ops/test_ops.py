@@ -74,7 +74,7 @@ TRIALS = [trial for trial in wanted_trials() if is_taken(trial)]
 def test_kernel_agrees_with_the_reference(trial: Trial) -> None:
     case, program = compile_trial(trial)
     before = DenseCache(trial.kv_dtype)
-    before.kept = dict(case.cache.kept)
+    before.kept, before.states = dict(case.cache.kept), dict(case.cache.states)
     if trial.provider.startswith("cpu/"):
         values = run_on_cpu(case, program)
     else:

@@ -23,7 +23,7 @@ MAX_ROW_FLOATS = 2**18  # of a row that a kernel holds in its scratch memory, kS
 MAX_HEAD_DIM = 256  # csrc/kernels/attention_tile.h
 PANELS = "panels"  # 16 output channels side by side, K running sequentially: csrc/pack.h
 VECTOR = "vector"  # float32
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "sigmoid": 2}
 
 
 class CpuKernel(Kernel):

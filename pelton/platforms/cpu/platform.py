@@ -15,6 +15,7 @@ from pelton.graph.program import Program
 from pelton.platforms.cpu.kernels import KERNELS
 from pelton.platforms.cpu.memory import usable_memory
 from pelton.platforms.cpu.program import workspace_bytes
+from pelton.platforms.cpu.recurrent import GatedDeltaKernel
 from pelton.platforms.cpu.topology import usable_cores
 from pelton.platforms.platform import Platform, PlatformFacts, lay_out_cache, whole_lines
 
@@ -35,7 +36,7 @@ class CpuProvider(Provider):
         self.name = f"cpu/{level}"
         self.unusable = unusable
         native = frozenset(_native.kernels(level))
-        self._kernels = {kernel.kind: kernel(level, native) for kernel in KERNELS}
+        self._kernels = {kernel.kind: kernel(level, native) for kernel in (*KERNELS, GatedDeltaKernel)}
 
     def kernel(self, kind: str) -> Kernel | None:
         return self._kernels.get(kind)

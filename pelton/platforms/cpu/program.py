@@ -10,7 +10,7 @@ import msgspec
 
 from pelton import _native
 from pelton.graph.formats import FORMATS
-from pelton.graph.graph import TOKENS, CacheLayer, Node, Parameter, Value, columns
+from pelton.graph.graph import TOKENS, CacheLayer, Node, Parameter, StateLayer, Value, columns
 from pelton.graph.kernel import Group, Packing
 from pelton.graph.program import Program, dimension
 from pelton.platforms.cpu.kernels import CpuKernel
@@ -233,6 +233,10 @@ class Emitter:
         """Group, offsets of keys and values in its blocks, dtype."""
         keys, values = self._program.cache_layout[cache.group].offsets[cache.layer]
         return cache.group, keys, values, KV_IDS[self._program.settings.kv_dtype]
+
+    def state_place(self, state: StateLayer) -> tuple[int, int, int]:
+        """Group, the layer's place in it, and how many layers it has: half the entries of its tables."""
+        return state.group, state.layer, self._program.cache_layout[state.group].num_states
 
     def close(self) -> None:
         for buffer in (*self._constants, *self._workspaces.values()):
