@@ -32,8 +32,8 @@ PELTON_INLINE F32 sigmoid(F32 x) {
   return div(one, add(one, f32_exp(sub(f32_zero(), x))));
 }
 
-// log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x| in (0, 1], and log(1 + u) = 2 artanh(s) with s = u / (2 + u), at
-// most 1/3: the series to s^13 leaves s^14 / 15, 1.4e-8 of the result.
+// log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x| in (0, 1], and log(1 + u) = 2 artanh(s) with s = u / (2 + u),
+// at most 1/3: the series to s^13 leaves s^14 / 15, 1.4e-8 of the result.
 PELTON_INLINE F32 softplus(F32 x) {
   const F32 u = f32_exp(sub(f32_zero(), abs(x)));
   const F32 s = div(u, add(f32_set(2.0f), u));
