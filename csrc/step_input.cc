@@ -14,12 +14,13 @@ void require(bool condition, const char* message) {
 }  // namespace
 
 StepInput::StepInput(std::vector<int32_t> token_ids, std::vector<int32_t> positions, std::vector<Sequence> sequences,
-                     std::vector<int32_t> logit_rows, uint8_t* kv_pool, size_t kv_pool_bytes)
+                     std::vector<int32_t> logit_rows, uint8_t* kv_pool, size_t kv_pool_bytes,
+                     const std::vector<int64_t>& num_states)
     : token_ids_(std::move(token_ids)),
       positions_(std::move(positions)),
       logit_rows_(std::move(logit_rows)),
       sequences_(std::move(sequences)) {
-  check(kv_pool_bytes);
+  check(kv_pool_bytes, num_states);
   for (size_t index = 0; index < sequences_.size(); ++index) {
     const Sequence& sequence = sequences_[index];
     row_sequence_.insert(row_sequence_.end(), sequence.num_rows, static_cast<int32_t>(index));
@@ -43,7 +44,7 @@ StepInput::StepInput(std::vector<int32_t> token_ids, std::vector<int32_t> positi
   step_.num_threads = 1;
 }
 
-void StepInput::check(size_t kv_pool_bytes) const {
+void StepInput::check(size_t kv_pool_bytes, const std::vector<int64_t>& num_states) const {
   const int64_t num_tokens = static_cast<int64_t>(token_ids_.size());
   require(static_cast<int64_t>(positions_.size()) == num_tokens, "as many positions as token_ids are needed");
   int64_t next_row = 0;
@@ -52,8 +53,12 @@ void StepInput::check(size_t kv_pool_bytes) const {
     require(sequence.context >= 0, "a sequence's context is negative");
     next_row += sequence.num_rows;
     const int64_t num_blocks = (int64_t{sequence.context} + sequence.num_rows + kBlockTokens - 1) / kBlockTokens;
-    for (const std::vector<uint32_t>& table : sequence.tables) {
-      require(static_cast<int64_t>(table.size()) >= num_blocks, "a block table is shorter than its sequence");
+    for (size_t group = 0; group < sequence.tables.size(); ++group) {
+      const std::vector<uint32_t>& table = sequence.tables[group];
+      const auto size = static_cast<int64_t>(table.size());
+      const int64_t states = group < num_states.size() ? num_states[group] : 0;
+      require(states == 0 || size == 2 * states, "a table of states has not two entries for each");
+      require(states != 0 || size >= num_blocks, "a block table is shorter than its sequence");
       for (const uint32_t block : table) {
         require(block == kNoBlock || size_t{block} * kOffsetUnit < kv_pool_bytes, "a block lies outside kv_pool");
       }

@@ -18,9 +18,12 @@ class StepInput {
   };
 
   // kv_pool may be null if no table names a block. Throws std::invalid_argument if the parts do not fit each other:
-  // sequences cover the rows in order, tables cover the positions, blocks start inside the pool.
+  // sequences cover the rows in order, tables cover the positions, blocks start inside the pool. num_states: per cache
+  // group how many recurrent layers it has, 0 for attention and for groups that are not named; their tables have two
+  // entries for each.
   StepInput(std::vector<int32_t> token_ids, std::vector<int32_t> positions, std::vector<Sequence> sequences,
-            std::vector<int32_t> logit_rows, uint8_t* kv_pool, size_t kv_pool_bytes);
+            std::vector<int32_t> logit_rows, uint8_t* kv_pool, size_t kv_pool_bytes,
+            const std::vector<int64_t>& num_states = {});
   // step() points into this object.
   StepInput(const StepInput&) = delete;
   StepInput& operator=(const StepInput&) = delete;
@@ -28,7 +31,7 @@ class StepInput {
   const Step& step() const { return step_; }
 
  private:
-  void check(size_t kv_pool_bytes) const;
+  void check(size_t kv_pool_bytes, const std::vector<int64_t>& num_states) const;
 
   std::vector<int32_t> token_ids_, positions_, row_sequence_, logit_rows_;
   std::vector<Sequence> sequences_;

@@ -32,18 +32,22 @@ VectorShape::VectorShape(const std::string& format, int64_t count_) : count(coun
   value_bytes = format == "f32" ? 4 : 2;
 }
 
-void WeightReads::add_matrix(const PackShape& shape, FilePlace place, uint8_t* target, std::vector<int64_t> row_order) {
+void WeightReads::add_matrix(const PackShape& shape, FilePlace place, uint8_t* target, std::vector<int64_t> row_order,
+                             int64_t file_rows) {
+  if (file_rows < shape.n || file_rows > kMaxTensorBytes / shape.row_bytes) {
+    throw std::invalid_argument("file_rows is `" + std::to_string(file_rows) + "`");
+  }
   const int64_t panel_bytes = kPanelLanes * shape.row_bytes;
   const int64_t panels = std::max<int64_t>(kPieceBytes / panel_bytes, 1);
   staging_bytes_ = std::max(staging_bytes_, panel_bytes);
-  add({shape, std::nullopt, place, target, std::move(row_order), false, num_pieces_, panels}, shape.n,
+  add({shape, std::nullopt, place, target, std::move(row_order), false, file_rows, num_pieces_, panels}, shape.n,
       (shape.num_panels + panels - 1) / panels);
 }
 
 void WeightReads::add_vector(const VectorShape& shape, FilePlace place, float* target, std::vector<int64_t> row_order,
                              bool add_one) {
   staging_bytes_ = std::max(staging_bytes_, shape.file_bytes());
-  add({std::nullopt, shape, place, reinterpret_cast<uint8_t*>(target), std::move(row_order), add_one, num_pieces_, 0},
+  add({std::nullopt, shape, place, reinterpret_cast<uint8_t*>(target), std::move(row_order), add_one, shape.count, num_pieces_, 0},
       shape.count, 1);
 }
 
@@ -55,7 +59,7 @@ void WeightReads::add(Tensor tensor, int64_t rows, int64_t pieces) {
                                 std::to_string(rows) + "` rows");
   }
   for (const int64_t row : tensor.row_order) {
-    if (row < 0 || row >= rows) throw std::invalid_argument("row_order names row `" + std::to_string(row) + "`");
+    if (row < 0 || row >= tensor.file_rows) throw std::invalid_argument("row_order names row `" + std::to_string(row) + "`");
   }
   tensors_.push_back(std::move(tensor));
   num_pieces_ += pieces;

@@ -35,9 +35,10 @@ struct VectorShape {
 
 class WeightReads {
  public:
-  // target: shape.packed_bytes(). row_order: empty, or row i of the result is file row row_order[i].
-  // Throws std::invalid_argument for an impossible offset or a row outside [0, n).
-  void add_matrix(const PackShape& shape, FilePlace place, uint8_t* target, std::vector<int64_t> row_order);
+  // target: shape.packed_bytes(). row_order: empty, or row i of the result is file row row_order[i] of file_rows.
+  // Throws std::invalid_argument for an impossible offset or a row outside [0, file_rows).
+  void add_matrix(const PackShape& shape, FilePlace place, uint8_t* target, std::vector<int64_t> row_order,
+                  int64_t file_rows);
   // target: shape.count floats. row_order: likewise, of values. add_one: each value becomes 1 + value.
   void add_vector(const VectorShape& shape, FilePlace place, float* target, std::vector<int64_t> row_order,
                   bool add_one);
@@ -57,10 +58,11 @@ class WeightReads {
     uint8_t* target;
     std::vector<int64_t> row_order;
     bool add_one;
+    int64_t file_rows;
     int64_t first_piece;
     int64_t panels_per_piece;
 
-    int64_t end() const { return place.offset + (matrix ? matrix->file_bytes() : vector->file_bytes()); }
+    int64_t end() const { return place.offset + file_rows * (matrix ? matrix->row_bytes : vector->value_bytes); }
     int64_t file_row(int64_t row) const { return row_order.empty() ? row : row_order[row]; }
     int read_piece(int64_t piece, uint8_t* staging, int64_t staging_bytes) const;
     int read_panels(int64_t first, int64_t last, uint8_t* staging, int64_t staging_bytes) const;

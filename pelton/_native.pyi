@@ -65,6 +65,7 @@ class WeightReads:
         destination: Buffer,
         destination_offset: int,
         row_order: Sequence[int] | None = None,
+        file_rows: int | None = None,
     ) -> None:
         """[n, k] in file layout, to be packed. row_order: output row i is file row row_order[i]."""
 
@@ -152,8 +153,10 @@ class StepInput:
         sequences: Sequence[tuple[int, int, int, Sequence[Sequence[int]]]],
         logit_rows: Sequence[int],
         kv_pool: Buffer | None,
+        num_states: Sequence[int] = (),
     ) -> None:
-        """sequences: (first_row, num_rows, context, tables per group in units of 64 bytes)."""
+        """sequences: (first_row, num_rows, context, tables per group in units of 64 bytes). num_states: per group how
+        many recurrent layers it has; tables then hold the blocks that are read, and those that are written."""
 
 class Program:
     """Nodes in order, run by the team in one call with the GIL released. Body nodes (dim 0) run once per step, head

@@ -24,14 +24,14 @@ using SequenceTuple = std::tuple<int32_t, int32_t, int32_t, std::vector<std::vec
 
 void make_step_input(StepInput* self, std::vector<int32_t> token_ids, std::vector<int32_t> positions,
                      const std::vector<SequenceTuple>& sequences, std::vector<int32_t> logit_rows,
-                     const Buffer* kv_pool) {
+                     const Buffer* kv_pool, const std::vector<int64_t>& num_states) {
   std::vector<StepInput::Sequence> owned;
   for (const auto& [first_row, num_rows, context, tables] : sequences) {
     owned.push_back({first_row, num_rows, context, tables});
   }
   const bool has_pool = kv_pool != nullptr;
   new (self) StepInput(std::move(token_ids), std::move(positions), std::move(owned), std::move(logit_rows),
-                       has_pool ? kv_pool->memory.data() : nullptr, has_pool ? kv_pool->memory.bytes() : 0);
+                       has_pool ? kv_pool->memory.data() : nullptr, has_pool ? kv_pool->memory.bytes() : 0, num_states);
 }
 
 }  // namespace
@@ -39,7 +39,7 @@ void make_step_input(StepInput* self, std::vector<int32_t> token_ids, std::vecto
 void bind_program(nb::module_& module) {
   nb::class_<StepInput>(module, "StepInput")
       .def("__init__", &make_step_input, "token_ids"_a, "positions"_a, "sequences"_a, "logit_rows"_a,
-           "kv_pool"_a.none(), nb::keep_alive<1, 6>());
+           "kv_pool"_a.none(), "num_states"_a = std::vector<int64_t>(), nb::keep_alive<1, 6>());
   nb::class_<Program>(module, "Program")
       .def(nb::init<Team&, const std::string&>(), "team"_a, "level"_a, nb::keep_alive<1, 2>())
       .def(

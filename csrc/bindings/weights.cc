@@ -23,10 +23,11 @@ using RowOrder = std::optional<std::vector<int64_t>>;
 class BoundWeightReads {
  public:
   void add_matrix(const std::string& format, int fd, int64_t offset, int64_t n, int64_t k, Buffer& destination,
-                  int64_t destination_offset, RowOrder row_order) {
+                  int64_t destination_offset, RowOrder row_order, std::optional<int64_t> file_rows) {
     const PackShape shape(format, n, k);
     uint8_t* target = destination.checked_range(destination_offset, shape.packed_bytes());
-    reads_.add_matrix(shape, {fd, offset}, target, std::move(row_order).value_or(std::vector<int64_t>()));
+    reads_.add_matrix(shape, {fd, offset}, target, std::move(row_order).value_or(std::vector<int64_t>()),
+                      file_rows.value_or(n));
     buffers_.push_back(&destination);
   }
 
@@ -89,7 +90,7 @@ void bind_weights(nb::module_& module) {
   nb::class_<BoundWeightReads>(module, "WeightReads")
       .def(nb::init<>())
       .def("add_matrix", &BoundWeightReads::add_matrix, "format"_a, "fd"_a, "offset"_a, "n"_a, "k"_a, "destination"_a,
-           "destination_offset"_a, "row_order"_a = nb::none(), nb::keep_alive<1, 7>())
+           "destination_offset"_a, "row_order"_a = nb::none(), "file_rows"_a = nb::none(), nb::keep_alive<1, 7>())
       .def("add_vector", &BoundWeightReads::add_vector, "format"_a, "fd"_a, "offset"_a, "count"_a, "destination"_a,
            "destination_offset"_a, "row_order"_a = nb::none(), "add_one"_a = false, nb::keep_alive<1, 6>())
       .def("run", &BoundWeightReads::run, "team"_a)

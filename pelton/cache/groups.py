@@ -53,6 +53,8 @@ def peak_blocks(group: CacheGroupSpec, num_tokens: int, max_chunk: int) -> int:
     For a window the worst chunk starts where the oldest visible key is the last of its block: the window's other
     tokens, the chunk, 15 tokens that share the first block, and 15 more that the last block has room for.
     """
+    if group.num_states:
+        return group.num_states
     whole = blocks_for(num_tokens)
     if group.window is None:
         return whole

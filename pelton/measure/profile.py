@@ -15,7 +15,7 @@ from pelton.graph.program import HEAD_ROWS
 from pelton.measure.rates import measure_rates
 from pelton.measure.roofline import DECODE_CONTEXT, Rates, StepShape, predict, prefill_steps
 from pelton.runner.assembly import prepare
-from pelton.runner.capture import block_tables
+from pelton.runner.capture import block_tables, num_states
 
 if TYPE_CHECKING:
     from pelton.config import Settings
@@ -79,7 +79,9 @@ def measure_groups(program: CpuProgram, step: StepShape, repeat: int) -> dict[Gr
         positions += range(step.context, length)
     last_rows = [(index + 1) * step.rows_each - 1 for index in range(step.sequences)]
     try:
-        native = _native.StepInput([1] * step.rows, positions, sequences, last_rows[:HEAD_ROWS], pool)
+        rows = last_rows[:HEAD_ROWS]
+        states = num_states(program.program)
+        native = _native.StepInput([1] * step.rows, positions, sequences, rows, pool, states)
         runs = [program.native.profile(native) for _ in range(repeat + 1)][1:]
     finally:
         pool.close()

@@ -36,7 +36,7 @@ class CheckpointHeader(Protocol):
 class Binding(msgspec.Struct, frozen=True):
     """Fills one parameter from one tensor, or some rows of one from some rows of the other.
 
-    row_order:      parameter row i is tensor row row_order[i].
+    row_order:      parameter row i is tensor row row_order[i]; it may leave out rows that other bindings read.
     add_one:        the tensor holds w where the parameter is 1 + w.
     tensor_row:     the first row that is read, num_rows of them; None for all that follow. A tensor that is read by
                     several bindings must be read whole by them together.

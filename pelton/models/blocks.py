@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pelton.errors import UnsupportedModelError
 from pelton.graph import ops
 from pelton.graph.graph import ROWS, TOKENS, Graph, Value
 from pelton.models.spec import AttentionSpec, GatedDeltaSpec, MlpSpec, ModelSpec, MoeSpec
@@ -43,7 +42,7 @@ def norm(graph: Graph, x: Value, name: str, spec: ModelSpec) -> Value:
 def mix(graph: Graph, x: Value, mixer: AttentionSpec | GatedDeltaSpec, spec: ModelSpec) -> Value:
     """What a layer's mixer makes of x: [tokens, hidden], already normed."""
     if isinstance(mixer, GatedDeltaSpec):
-        raise UnsupportedModelError("gated delta layers")
+        return gated_delta(graph, x, mixer, spec)
     return self_attention(graph, x, mixer, spec)
 
 
@@ -94,7 +93,42 @@ def self_attention(graph: Graph, x: Value, attention: AttentionSpec, spec: Model
         mixed = ops.attention(
             q, k, v, cache=cache, num_heads=heads, scale=attention.scale, window=attention.window, name="attend"
         )
+        if attention.has_output_gate:
+            gate = project(graph, x, "gate", hidden, heads * head_dim, attention.has_qkv_bias)
+            mixed = ops.gated_activation(gate, mixed, activation="sigmoid", name="gated")
         return project(graph, mixed, "o", heads * head_dim, hidden, attention.has_output_bias)
+
+
+def gated_delta(graph: Graph, x: Value, mixer: GatedDeltaSpec, spec: ModelSpec) -> Value:
+    """Linear attention over a state; x: [tokens, hidden], already normed."""
+    sizes = ops.DeltaSizes(
+        num_key_heads=mixer.num_key_heads,
+        num_value_heads=mixer.num_value_heads,
+        key_head_dim=mixer.key_head_dim,
+        value_head_dim=mixer.value_head_dim,
+        conv_kernel=mixer.conv_kernel,
+        is_tiled=mixer.is_tiled,
+        has_log_decay=mixer.has_log_decay,
+    )
+    heads = mixer.num_value_heads
+    with graph.scope("delta"):
+        mixed = ops.gated_delta(
+            project(graph, x, "qkv", spec.hidden_size, sizes.conv_columns, False),
+            project(graph, x, "z", spec.hidden_size, sizes.value_columns, False),
+            project(graph, x, "beta", spec.hidden_size, heads, False),
+            project(graph, x, "alpha", spec.hidden_size, heads, False),
+            ops.DeltaParameters(
+                conv=graph.parameter("conv.weight", (sizes.conv_kernel * sizes.conv_columns,)),
+                decay=graph.parameter("decay", (heads,)),
+                dt_bias=graph.parameter("dt_bias", (heads,)),
+                norm=graph.parameter("norm.weight", (mixer.value_head_dim,)),
+            ),
+            sizes=sizes,
+            state=graph.state_layer(sizes.state_floats),
+            eps=spec.norm_eps,
+            name="recur",
+        )
+        return project(graph, mixed, "o", sizes.value_columns, spec.hidden_size, False)
 
 
 def gated_mlp(graph: Graph, x: Value, mlp: MlpSpec, spec: ModelSpec) -> Value:

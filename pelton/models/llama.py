@@ -120,12 +120,13 @@ class Llama(Architecture):
         decoder(graph, spec)
 
 
-def config_rotary(fields: Fields, head_dim: int, max_position: int) -> RotarySpec:
-    """`rope_parameters` (new) or `rope_theta` with `rope_scaling` (old)."""
+def config_rotary(fields: Fields, head_dim: int, max_position: int, part: float = 1.0) -> RotarySpec:
+    """`rope_parameters` (new) or `rope_theta` with `rope_scaling` (old). part: of a head that is turned by default."""
     scaling = fields.table("rope_parameters") or fields.table("rope_scaling")
     theta_source = scaling if scaling is not None and scaling.has("rope_theta") else fields
     theta = theta_source.number("rope_theta", 10000.0, low=1, high=1e12)
-    dim = int(head_dim * fields.number("partial_rotary_factor", 1.0, low=0, high=1))
+    part_source = scaling if scaling is not None and scaling.has("partial_rotary_factor") else fields
+    dim = int(head_dim * part_source.number("partial_rotary_factor", part, low=0, high=1))
     return rotary.from_fields(dim, theta, scaling, max_position)
 
 

@@ -120,6 +120,11 @@ def _attention(
         if interleaved and name in "qk" and attention.rotary is not None:
             heads = attention.num_heads if name == "q" else attention.num_kv_heads
             order = half_order(heads, attention.head_dim)
+        if name == "q" and attention.has_output_gate:
+            for part, rows in (("q", 0), ("gate", 1)):
+                order = alternate_order(attention.num_heads, attention.head_dim, rows)
+                bindings += _matrix(f"{parameter}.{part}", f"{tensor}.{stored}", has_bias, order)
+            continue
         bindings += _matrix(f"{parameter}.{name}", f"{tensor}.{stored}", has_bias, order)
     if attention.has_qk_norm:
         for name, stored in QK_NORM[kind].items():
@@ -170,3 +175,9 @@ def half_order(heads: int, head_dim: int) -> tuple[int, ...]:
     """Rows of a matrix whose heads pair neighbours (2 i, 2 i + 1), in the order that pairs (i, i + head_dim / 2)."""
     half = head_dim // 2
     return tuple(head * head_dim + 2 * (i % half) + i // half for head in range(heads) for i in range(head_dim))
+
+
+@cache
+def alternate_order(heads: int, head_dim: int, which: int) -> tuple[int, ...]:
+    """Rows of a matrix that holds two parts of each head in turn, [heads, 2, head_dim]: those of the first or second."""
+    return tuple((2 * head + which) * head_dim + i for head in range(heads) for i in range(head_dim))

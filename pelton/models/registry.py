@@ -14,6 +14,7 @@ from pelton.models.mixtral import Mixtral
 from pelton.models.phi3 import Phi3
 from pelton.models.qwen2 import Qwen2
 from pelton.models.qwen3 import Qwen3
+from pelton.models.qwen3_5 import Qwen3_5, Qwen3_5Text
 from pelton.models.qwen3_moe import Qwen3Moe
 from pelton.models.smollm3 import SmolLm3
 from pelton.models.spec import ModelSpec
@@ -24,6 +25,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Mixtral(),
     Qwen2(),
     Qwen3(),
+    Qwen3_5(),
+    Qwen3_5Text(),
     Qwen3Moe(),
     Gemma3(),
     Phi3(),

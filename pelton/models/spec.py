@@ -78,6 +78,7 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True):
 
     conv_kernel:      tokens that the convolution sees, the present one included.
     is_tiled:         value head j reads key head j % num_key_heads; else j // (num_value_heads / num_key_heads).
+    has_log_decay:    the decay parameter holds log(rate), not -rate.
     Raises CheckpointError if the value heads don't divide among the key heads.
     """
 
@@ -87,6 +88,7 @@ class GatedDeltaSpec(msgspec.Struct, frozen=True):
     value_head_dim: int
     conv_kernel: int = 4
     is_tiled: bool = False
+    has_log_decay: bool = True
 
     def __post_init__(self) -> None:
         if self.num_value_heads % self.num_key_heads != 0:

@@ -19,6 +19,7 @@ from pelton.graph.program import Program, compile
 from pelton.models.registry import architecture_of, build_graph
 from pelton.plan import DEFAULT_BATCHED_TOKENS, ModelFacts, Plan, resolve
 from pelton.platforms.discover import MODELS, find_extensions, find_platform, load_extension
+from pelton.runner.runner import cache_group_specs
 from pelton.weights import load as loading
 from pelton.weights.checkpoint import Checkpoint, open_checkpoint
 from pelton.weights.reference import resolve_reference
@@ -185,11 +186,7 @@ def _attention_per_position(graph: Graph) -> int:
 
 
 def _cache_groups(graph: Graph, platform: CpuPlatform, kv_dtype: str) -> tuple[CacheGroupSpec, ...]:
-    layouts = platform.cache_layout(graph, kv_dtype)
-    return tuple(
-        CacheGroupSpec("full" if group.window is None else "window", layout.block_bytes, group.window)
-        for group, layout in zip(graph.cache_groups, layouts, strict=True)
-    )
+    return tuple(cache_group_specs(graph, platform.cache_layout(graph, kv_dtype)))
 
 
 def _sizes(shape: tuple[int | str, ...]) -> tuple[int, ...]:

@@ -71,7 +71,9 @@ def _run(program: ReadableProgram, token_ids: Sequence[int]) -> Iterator[tuple[i
             chunk = token_ids[first : first + num_rows]
             positions = range(first, first + len(chunk))
             sequences = [(0, len(chunk), first, tables)]
-            program.native.run(_native.StepInput(chunk, list(positions), sequences, list(range(len(chunk))), pool))
+            rows = list(range(len(chunk)))
+            step = _native.StepInput(chunk, list(positions), sequences, rows, pool, num_states(compiled))
+            program.native.run(step)
             yield first, len(chunk)
     finally:
         pool.close()
@@ -89,14 +91,21 @@ def _check(compiled: Program, token_ids: Sequence[int]) -> None:
 
 
 def block_tables(compiled: Program, num_tokens: int) -> tuple[list[list[int]], int]:
-    """A block table per cache group, one group's blocks after the other's, and the bytes of all."""
+    """A block table per cache group, one group's blocks after the other's, and the bytes of all. States are written
+    where they are read."""
     tables, offset = [], 0
     for layout in compiled.cache_layout:
         assert layout.block_bytes % OFFSET_UNIT == 0, f"a block of {BLOCK_TOKENS} tokens does not fill its units"
-        end = offset + blocks_for(num_tokens) * layout.block_bytes
-        tables.append([start // OFFSET_UNIT for start in range(offset, end, layout.block_bytes)])
+        end = offset + (layout.num_states or blocks_for(num_tokens)) * layout.block_bytes
+        table = [start // OFFSET_UNIT for start in range(offset, end, layout.block_bytes)]
+        tables.append(table * 2 if layout.num_states else table)
         offset = end
     return tables, max(offset, OFFSET_UNIT)
+
+
+def num_states(compiled: Program) -> list[int]:
+    """Per cache group, for `_native.StepInput`."""
+    return [layout.num_states for layout in compiled.cache_layout]
 
 
 def _read(program: ReadableProgram, name: str, index: int) -> memoryview[float]:

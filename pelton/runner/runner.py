@@ -5,6 +5,7 @@ It knows no model and no device; a platform hands over the program, with its wei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from pelton import _native
 from pelton.cache.groups import CacheGroupSpec
 from pelton.engine.batch import Batch, SlotResult, StepResult, TokenLogprobs
 from pelton.errors import PeltonError
+from pelton.graph.graph import Graph
+from pelton.graph.kernel import CacheGroupLayout
 from pelton.graph.program import Program
 
 
@@ -28,6 +31,19 @@ class NativeProgram(Protocol):
     def close(self) -> None: ...
 
 
+def cache_group_specs(graph: Graph, layouts: Sequence[CacheGroupLayout]) -> list[CacheGroupSpec]:
+    """The graph's cache groups as the engine must know them, in blocks of these layouts."""
+    return [
+        CacheGroupSpec(
+            "state" if layout.num_states else "full" if group.window is None else "window",
+            layout.block_bytes,
+            group.window,
+            layout.num_states,
+        )
+        for group, layout in zip(graph.cache_groups, layouts, strict=True)
+    ]
+
+
 class NativeRunner:
     """The Runner of programs that run in native code. Owns the program and the KV pool."""
 
@@ -41,10 +57,7 @@ class NativeRunner:
         place = compiled.places[logits]
         _, vocab_size = logits.shape
         assert isinstance(vocab_size, int), "logits have a symbolic number of columns"
-        self._groups = [
-            CacheGroupSpec("full" if group.window is None else "window", layout.block_bytes, group.window)
-            for group, layout in zip(compiled.graph.cache_groups, compiled.cache_layout, strict=True)
-        ]
+        self._groups = cache_group_specs(compiled.graph, compiled.cache_layout)
         self._program = program
         self._kv_pool = _native.Buffer(kv_cache_bytes, "kv cache")
         self._native: _native.Runner | None = _native.Runner(

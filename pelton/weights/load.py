@@ -7,7 +7,7 @@ graphs nor kernels: a program says as `PackRequest`s where it wants what.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -53,12 +53,16 @@ class Ignored(Protocol):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Rows [tensor_row, tensor_row + num_rows) of a tensor, which are those of the parameter from parameter_row on."""
+    """Rows [tensor_row, tensor_row + num_rows) of a tensor, which are those of the parameter from parameter_row on.
+
+    row_order: num_rows rows of the whole tensor in their place.
+    """
 
     tensor: TensorInfo
     tensor_row: int
     num_rows: int
     parameter_row: int
+    row_order: tuple[int, ...] | None
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -67,7 +71,6 @@ class Source(msgspec.Struct, frozen=True):
 
     parameter: str
     pieces: tuple[Piece, ...]
-    row_order: tuple[int, ...] | None
     add_one: bool
 
     @property
@@ -122,7 +125,7 @@ def resolve(
         for piece in source.pieces:
             used.setdefault(piece.tensor.name, []).append((parameter, piece))
     for uses in used.values():
-        _check_used_once(checkpoint, uses)
+        _check_used_once(checkpoint, uses, math.prod(parameters[uses[0][0]][1:]))
     reasons, left_over = _unused(checkpoint, used, ignored)
     unbound = [name for name in parameters if name not in by_parameter]
     _check_complete(checkpoint, absent, unbound, left_over)
@@ -185,17 +188,15 @@ def _source(checkpoint: Checkpoint, parts: Sequence[Binding], shape: tuple[int, 
             f"`{parameter}` of `{checkpoint.path}` is put together from pieces of {ends[1]} rows, "
             f"which are no multiple of {_native.PANEL_ROWS}"
         )
-    order, add_one = parts[0].row_order, parts[0].add_one
-    if order is not None:
-        assert len(parts) == 1, f"row_order of `{parameter}`, which has several pieces"
-        assert sorted(order) == list(range(rows)), f"row_order of `{parameter}` is not a permutation"
+    add_one = parts[0].add_one
+    assert len(parts) == 1 or not any(part.row_order for part in parts), f"row_order of one piece of `{parameter}`"
     assert not add_one or len(shape) == 1, f"add_one of `{parameter}` is for vectors only"
     for piece in pieces:
         if len(shape) == 1:
             vector_reader(piece.tensor)
         else:
             _check_packable(checkpoint, piece.tensor, shape[-1])
-    return Source(parameter, pieces, order, add_one)
+    return Source(parameter, pieces, add_one)
 
 
 def _piece(checkpoint: Checkpoint, part: Binding, shape: tuple[int, ...]) -> Piece:
@@ -204,38 +205,52 @@ def _piece(checkpoint: Checkpoint, part: Binding, shape: tuple[int, ...]) -> Pie
     A tensor of three dimensions is one matrix after the other, so its rows are counted through."""
     tensor = checkpoint.tensors[part.tensor]
     rows = math.prod(tensor.shape[: len(tensor.shape) - len(shape) + 1])
+    order = part.row_order
     num_rows = rows - part.tensor_row if part.num_rows is None else part.num_rows
-    whole = part.num_rows is None and part.tensor_row == part.parameter_row == 0 and len(tensor.shape) == len(shape)
+    if order is not None:
+        assert part.tensor_row == 0 and part.num_rows is None, f"row_order of a part of `{part.tensor}`"
+        num_rows = len(order)
+    whole = num_rows == rows and part.tensor_row == part.parameter_row == 0 and len(tensor.shape) == len(shape)
     is_fitting = tensor.shape == shape if whole else tensor.shape[len(tensor.shape) - len(shape) + 1 :] == shape[1:]
-    if not is_fitting or num_rows < 1 or part.tensor_row + num_rows > rows:
-        wanted = list(shape) if part.num_rows is None else [part.tensor_row + num_rows, *shape[1:]]
+    end = part.tensor_row + num_rows if order is None else max(order) + 1
+    if not is_fitting or num_rows < 1 or end > rows:
+        wanted = list(shape) if whole else [end, *shape[1:]]
         raise CheckpointError(
             f"tensor `{tensor.name}` of `{checkpoint.path}` has shape {list(tensor.shape)}, but `{part.parameter}` "
             f"needs {wanted}",
             hint="the model's metadata and its tensors disagree",
         )
-    return Piece(tensor, part.tensor_row, num_rows, part.parameter_row)
+    return Piece(tensor, part.tensor_row, num_rows, part.parameter_row, order)
 
 
-def _check_used_once(checkpoint: Checkpoint, uses: Sequence[tuple[str, Piece]]) -> None:
+def _check_used_once(checkpoint: Checkpoint, uses: Sequence[tuple[str, Piece]], row_values: int) -> None:
     """uses: of one tensor, the parameters and what each reads. Raises CheckpointError if a row is read twice or not at
     all."""
     tensor = uses[0][1].tensor
     end, last = 0, ""
-    for parameter, piece in sorted(uses, key=lambda use: use[1].tensor_row):
-        if piece.tensor_row < end:
+    for row, stop, parameter in sorted(_runs(uses)):
+        if row < end:
             raise CheckpointError(
                 f"tensor `{tensor.name}` of `{checkpoint.path}` would fill both `{last}` and `{parameter}`"
             )
-        if piece.tensor_row > end:
+        if row > end:
             break
-        end, last = piece.tensor_row + piece.num_rows, parameter
-    rows = math.prod(tensor.shape) // (tensor.shape[-1] if len(tensor.shape) > 1 else 1)
+        end, last = stop, parameter
+    rows = math.prod(tensor.shape) // row_values
     if end < rows:
         raise CheckpointError(
             f"tensor `{tensor.name}` of `{checkpoint.path}` has `{rows}` rows, and nothing uses row `{end}`",
             hint="the model's metadata and its tensors disagree",
         )
+
+
+def _runs(uses: Sequence[tuple[str, Piece]]) -> Iterator[tuple[int, int, str]]:
+    """First row, row behind the last, and parameter of rows that follow one another in a tensor."""
+    for parameter, piece in uses:
+        if piece.row_order is None:
+            yield piece.tensor_row, piece.tensor_row + piece.num_rows, parameter
+        else:
+            yield from ((row, row + 1, parameter) for row in piece.row_order)
 
 
 def _check_packable(checkpoint: Checkpoint, tensor: TensorInfo, k: int) -> None:
@@ -300,11 +315,14 @@ def _add(reads: _native.WeightReads, fd: int, source: Source, piece: Piece, requ
         panels_before = piece.parameter_row // _native.PANEL_ROWS
         place = request.offset + panels_before * _native.packed_bytes(tensor.format, _native.PANEL_ROWS, k)
         start = tensor.offset + piece.tensor_row * row_bytes
-        reads.add_matrix(tensor.format, fd, start, piece.num_rows, k, request.destination, place, source.row_order)
+        file_rows = piece.num_rows if piece.row_order is None else math.prod(tensor.shape) // k
+        reads.add_matrix(
+            tensor.format, fd, start, piece.num_rows, k, request.destination, place, piece.row_order, file_rows
+        )
     else:
         assert request.layout == "vector", f"`{request.parameter}` is wanted as `{request.layout}`"
         start = tensor.offset + piece.tensor_row * (tensor.nbytes // tensor.shape[0])
         place = request.offset + 4 * piece.parameter_row
         reads.add_vector(
-            tensor.format, fd, start, piece.num_rows, request.destination, place, source.row_order, source.add_one
+            tensor.format, fd, start, piece.num_rows, request.destination, place, piece.row_order, source.add_one
         )

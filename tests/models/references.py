@@ -71,8 +71,6 @@ def reference_logits(
 def _values(source: Source) -> Array:
     """float32, as the parameter is meant."""
     values = np.concatenate([_rows(piece) for piece in source.pieces])
-    if source.row_order is not None:
-        values = values[list(source.row_order)]
     return values + np.float32(1) if source.add_one else values
 
 
@@ -82,6 +80,9 @@ def _rows(piece: Piece) -> Array:
     k = tensor.shape[-1]
     values = scheme_of(tensor.format, tensor.name).unpack(np, raw, int(np.prod(tensor.shape)) // k, k)
     values = np.asarray(values).reshape(-1) if len(tensor.shape) == 1 else np.asarray(values).reshape(-1, k)
+    if piece.row_order is not None:
+        rows = values if piece.num_rows <= len(values) else values.reshape(-1)  # a vector out of a matrix
+        return np.asarray(rows[list(piece.row_order)])
     return np.asarray(values[piece.tensor_row : piece.tensor_row + piece.num_rows])
 
 

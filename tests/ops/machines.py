@@ -106,10 +106,9 @@ class CpuMachine:
         count = -(-num_tokens // BLOCK_TOKENS)
         for layout in self.program.cache_layout:
             unit = layout.block_bytes // 64
-            if layout.num_states:  # read and written in one place; as long as any table, which a step checks
+            if layout.num_states:  # read and written in one place
                 first = sequence * BLOCKS_PER_SEQUENCE
-                blocks = [base + (first + index) * unit for index in range(layout.num_states)] * 2
-                tables.append(blocks + blocks[:1] * (count - len(blocks)))
+                tables.append([base + (first + index) * unit for index in range(layout.num_states)] * 2)
                 base += BLOCKS_PER_GROUP * unit
                 continue
             last = (sequence + 1) * BLOCKS_PER_SEQUENCE - 1
@@ -147,7 +146,8 @@ class CpuMachine:
     def state(self, layer: StateLayer, sequence: int) -> Any:
         """A view of the float32 of a layer's state."""
         start = 64 * self.tables(sequence, 0)[layer.group][layer.layer]
-        return torch.from_numpy(np.frombuffer(self.pool, np.uint8))[start : start + 4 * layer.num_floats].view(torch.float32)
+        pool = torch.from_numpy(np.frombuffer(self.pool, np.uint8))
+        return pool[start : start + 4 * layer.num_floats].view(torch.float32)
 
     def read_cache(self, layer: CacheLayer, sequence: int, num_tokens: int) -> tuple[Any, Any]:
         """Keys and values, [tokens, kv_heads, head_dim]."""
@@ -164,7 +164,9 @@ class CpuMachine:
         for index, (rows, context) in enumerate(lengths):
             sequences.append((first_row, rows, context, self.tables(index, context + rows)))
             first_row += rows
-        self.cpu.native.run(_native.StepInput(token_ids, positions, sequences, logit_rows, self.pool))
+        num_states = [layout.num_states for layout in self.program.cache_layout]
+        step = _native.StepInput(token_ids, positions, sequences, logit_rows, self.pool, num_states)
+        self.cpu.native.run(step)
 
 
 BLOCKS_PER_SEQUENCE = 40

@@ -69,8 +69,9 @@ def run(
     sequences: Sequence[Rows],
     pool: _native.Buffer | None = None,
     logit_rows: Sequence[int] = (),
+    num_states: Sequence[int] = (),
 ) -> None:
-    """The nodes in order, over one step."""
+    """The nodes in order, over one step. num_states: per cache group how many recurrent layers it has."""
     program = _native.Program(workers, level)
     for node in nodes:
         program.add(node.kernel, node.dim, node.pointers(), list(node.sizes), list(node.values))
@@ -79,7 +80,7 @@ def run(
         described.append((first_row, rows.num_rows, rows.context, [list(table) for table in rows.tables]))
         positions += range(rows.context, rows.context + rows.num_rows)
         first_row += rows.num_rows
-    program.run(_native.StepInput([0] * first_row, positions, described, list(logit_rows), pool))
+    program.run(_native.StepInput([0] * first_row, positions, described, list(logit_rows), pool, list(num_states)))
 
 
 def run_rows(level: str, nodes: Sequence[Node], num_rows: int, num_threads: int = 1) -> None:

@@ -56,12 +56,11 @@ class Layer:
         start = 64 * self.blocks(sequence, self.written[sequence])[LAYER]
         return self.bytes[start : start + 4 * self.sizes.state_floats].view(np.uint32).copy()
 
-    def table(self, sequence: int, num_tokens: int) -> list[int]:
+    def table(self, sequence: int) -> list[int]:
         read = self.written[sequence]
         write = 1 - read if self.moves else read
         self.written[sequence] = write
-        table = [*self.blocks(sequence, read), *self.blocks(sequence, write)]
-        return table + [0] * (num_tokens // 16 + 1 - len(table))  # a step checks that tables cover its positions
+        return [*self.blocks(sequence, read), *self.blocks(sequence, write)]
 
 
 def apply(level: str, layer: Layer, schedule: Schedule, num_threads: int = 2) -> list[Array]:
@@ -83,8 +82,8 @@ def apply(level: str, layer: Layer, schedule: Schedule, num_threads: int = 2) ->
                 [*numbers, *flags, *strides, 0, LAYER, LAYERS],
                 [1e-6],
             )
-            rows = [Rows(part.stop - part.start, part.start, [layer.table(s, part.stop)]) for s, part in parts]
-            run(workers, level, [node], rows, layer.pool)
+            rows = [Rows(part.stop - part.start, part.start, [layer.table(s)]) for s, part in parts]
+            run(workers, level, [node], rows, layer.pool, num_states=[LAYERS])
             first = 0
             for s, part in parts:
                 done[s] = part.stop

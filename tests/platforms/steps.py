@@ -30,6 +30,10 @@ def tables_for(program: Program, sequence: int, num_tokens: int) -> list[list[in
     tables, base = [], 0
     for layout in program.cache_layout:
         unit = layout.block_bytes // 64
+        if layout.num_states:
+            tables.append([base + (8 * sequence + index) * unit for index in range(layout.num_states)] * 2)
+            base += 64 * unit
+            continue
         count = -(-num_tokens // BLOCK_TOKENS)
         tables.append([base + (8 * sequence + 7 - index) * unit for index in range(count)])
         base += 64 * unit
