@@ -22,7 +22,7 @@ NORMS = {
 class Llama(Architecture):
     name = "llama"
     config_names = ("LlamaForCausalLM",)
-    gguf_names = ("llama",)
+    gguf_names: ClassVar[tuple[str, ...]] = ("llama",)
     has_qk_norm = False
     has_qkv_bias = False  # whatever the configuration says; GGUF shows it by its tensors
     is_gguf_rotary_interleaved = True  # the converter reorders q and k for rotation of neighbours

@@ -17,7 +17,6 @@ class SmolLm3(Llama):
     name = "smollm3"
     config_names = ("SmolLM3ForCausalLM",)
     gguf_names = ("smollm3",)
-    is_gguf_rotary_interleaved = False
 
     def _spec_from_config(self, checkpoint: CheckpointHeader) -> ModelSpec:
         fields = Fields(checkpoint.metadata, "config.json")

@@ -11,6 +11,7 @@ import gguf
 import pytest
 from msgspec.structs import replace
 
+from pelton.models.registry import ARCHITECTURES
 from pelton.platforms.cpu import CpuPlatform
 from pelton.runner.assembly import PreparedModel
 from pelton.weights import load as loading
@@ -71,7 +72,8 @@ def test_an_unknown_architecture_lists_those_that_are_known(pelton: Pelton, tmp_
     path = copy_gguf(LLAMA, tmp_path / "model.gguf", {"general.architecture": "gemma4"})
     message = _refused(pelton, 3, "explain", path)
     assert "architecture is `gemma4`" in message
-    assert "supported are gemma3, llama, qwen3; the nearest is `gemma3`" in message
+    names = sorted(name for architecture in ARCHITECTURES for name in architecture.gguf_names)
+    assert f"supported are {', '.join(names)}; the nearest is `gemma3`" in message
 
 
 def test_an_unknown_tensor_type(pelton: Pelton, tmp_path: Path) -> None:
