@@ -44,7 +44,8 @@ void build_gated_activation(TestRig& rig, const TestCase& self) {
   rig.node.pointer[0] = rig.activations(kColumns);
   rig.node.pointer[1] = rig.activations(kColumns);
   two_outputs(rig, 2, kColumns, kOutlier);
-  set_sizes(rig, kColumns, kColumns, kColumns, kColumns, kOutlier, self.variant);
+  const int64_t gate_columns = self.variant == 2 ? 1 : kColumns;
+  set_sizes(rig, kColumns, kColumns, kColumns, kColumns, kOutlier, self.variant, gate_columns);
 }
 
 void build_add(TestRig& rig, const TestCase&) {

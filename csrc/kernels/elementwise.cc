@@ -43,7 +43,8 @@ void map_row(const float* a, const float* b, float* out, int64_t columns, const 
 }
 
 // P0 gate P1 up P2 out f32 or null (may be gate or up) P3 out blocks or null; S0 columns (at most kScratchBytes / 4) S1
-// gate stride S2 up stride S3 out stride S4 mode of the blocks S5 activation. out = activation(gate) * up.
+// gate stride S2 up stride S3 out stride S4 mode of the blocks S5 activation S6 columns
+// of the gate, S0 or 1. out = activation(gate) * up.
 void run_gated(const Node& node, const Step& step, int64_t piece, Scratch& scratch) {
   const int64_t columns = node.size[0];
   const auto mode = static_cast<int>(node.size[4]);
@@ -53,8 +54,14 @@ void run_gated(const Node& node, const Step& step, int64_t piece, Scratch& scrat
   for (int64_t row = rows.first; row < rows.end; ++row) {
     float* out =
         node.pointer[2] != nullptr ? out_row(node, 2, row, node.size[3]) : reinterpret_cast<float*>(scratch.data);
-    map_row(row_of(node, 0, row, node.size[1]), row_of(node, 1, row, node.size[2]), out, columns,
-            [&](F32 gate, F32 up) { return mul(activate(activation, gate), up); });
+    const float* gates = row_of(node, 0, row, node.size[1]);
+    const float* up = row_of(node, 1, row, node.size[2]);
+    if (node.size[6] == columns) {
+      map_row(gates, up, out, columns, [&](F32 gate, F32 x) { return mul(activate(activation, gate), x); });
+    } else {
+      const F32 factor = activate(activation, f32_set(*gates));
+      map_row(up, up, out, columns, [&](F32, F32 x) { return mul(factor, x); });
+    }
     if (blocks != nullptr) quantise_row(out, columns, mode, blocks + row * activation_row_bytes(columns, mode));
   }
 }

@@ -76,7 +76,8 @@ class Architecture(ABC):
         """Raises CheckpointError or UnsupportedModelError on what the header can't mean."""
 
     @abstractmethod
-    def bindings(self, spec: ModelSpec, kind: str) -> list[Binding]: ...
+    def bindings(self, spec: ModelSpec, checkpoint: CheckpointHeader) -> list[Binding]:
+        """What fills each parameter. checkpoint: that of the spec, or another one of the same model."""
 
     @abstractmethod
     def ignored(self, spec: ModelSpec, kind: str) -> list[Ignored]: ...

@@ -65,7 +65,14 @@ def mixture_of_experts(graph: Graph, x: Value, moe: MoeSpec, spec: ModelSpec) ->
         active = ops.experts_gated(
             x, choices, gate, up, num_experts=experts, activation=moe.expert.activation, name="activation"
         )
-        return ops.experts_down(active, choices, weights, down, num_experts=experts, name="down")
+        mixed = ops.experts_down(active, choices, weights, down, num_experts=experts, name="down")
+        if moe.shared is None:
+            return mixed
+        shared = gated_mlp(graph, x, moe.shared, spec)
+        if moe.has_shared_gate:
+            gate = project(graph, x, "shared_gate", hidden, 1, False)
+            shared = ops.gated_activation(gate, shared, activation="sigmoid", name="shared")
+        return ops.add(mixed, shared, name="sum")
 
 
 def self_attention(graph: Graph, x: Value, attention: AttentionSpec, spec: ModelSpec) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from pelton.models.architecture import Binding
-from pelton.models.names import LAYER_PREFIX
+from pelton.models.names import layer_prefix
 from pelton.models.spec import GatedDeltaSpec, ModelSpec
 
 # Parameter → tensor. The projections of safetensors' joint form are told apart below.
@@ -32,13 +32,13 @@ JOINT_GATES = {"gguf": "ssm_ba", "safetensors": "linear_attn.in_proj_ba"}
 JOINT_QKVZ = "linear_attn.in_proj_qkvz"
 
 
-def delta_bindings(spec: ModelSpec, kind: str, *, has_joint_projections: bool) -> list[Binding]:
-    """has_joint_projections: the file is Qwen3-Next's. Per key head, one tensor then holds beta and alpha of its value
+def delta_bindings(spec: ModelSpec, kind: str, root: str, *, has_joint_projections: bool) -> list[Binding]:
+    """root: as of decoder_bindings. has_joint_projections: the file is Qwen3-Next's. Per key head, one tensor then holds beta and alpha of its value
     heads; another one, in safetensors only, q, k, its v and its z."""
     bindings = []
     for index, layer in enumerate(spec.layers):
         if isinstance(layer.mixer, GatedDeltaSpec):
-            parameter, tensor = f"layers.{index}.delta", f"{LAYER_PREFIX[kind]}.{index}"
+            parameter, tensor = f"layers.{index}.delta", layer_prefix(kind, index, root)
             bindings += _layer(layer.mixer, kind, parameter, tensor, has_joint_projections)
     return bindings
 

@@ -162,9 +162,10 @@ class Gemma3(Architecture):
             embedding_scale=embedding_scale,
         )
 
-    def bindings(self, spec: ModelSpec, kind: str) -> list[Binding]:
+    def bindings(self, spec: ModelSpec, checkpoint: CheckpointHeader) -> list[Binding]:
         # GGUF's converter has added the one already.
-        return decoder_bindings(spec, kind, NORMS[kind], has_norms_less_one=kind == "safetensors")
+        less_one = checkpoint.kind == "safetensors"
+        return decoder_bindings(spec, checkpoint, NORMS[checkpoint.kind], has_norms_less_one=less_one)
 
     def ignored(self, spec: ModelSpec, kind: str) -> list[Ignored]:
         return decoder_ignored(spec, kind)

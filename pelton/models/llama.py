@@ -103,10 +103,11 @@ class Llama(Architecture):
             return MoeSpec(fields.integer("expert_count"), fields.integer("expert_used_count"), MlpSpec(size))
         return MlpSpec(size, has_bias=has_bias)
 
-    def bindings(self, spec: ModelSpec, kind: str) -> list[Binding]:
+    def bindings(self, spec: ModelSpec, checkpoint: CheckpointHeader) -> list[Binding]:
+        kind = checkpoint.kind
         return decoder_bindings(
             spec,
-            kind,
+            checkpoint,
             NORMS[kind],
             is_rotary_interleaved=kind == "gguf" and self.is_gguf_rotary_interleaved,
             experts=self.expert_names,

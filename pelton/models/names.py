@@ -7,15 +7,14 @@ from functools import cache
 
 import msgspec
 
-from pelton.models.architecture import Binding
+from pelton.models.architecture import Binding, CheckpointHeader
 from pelton.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec
 
 # Parameter → tensor, without ".weight" / ".bias".
 OUTER: dict[str, dict[str, str]] = {
     "gguf": {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"},
-    "safetensors": {"embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"},
+    "safetensors": {"embed_tokens": "{root}.embed_tokens", "norm": "{root}.norm", "lm_head": "lm_head"},
 }
-LAYER_PREFIX = {"gguf": "blk", "safetensors": "model.layers"}
 ATTENTION: dict[str, dict[str, str]] = {
     "gguf": {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"},
     "safetensors": {name: f"self_attn.{name}_proj" for name in "qkvo"},
@@ -28,6 +27,11 @@ MLP: dict[str, dict[str, str]] = {
     "gguf": {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"},
     "safetensors": {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
+SHARED: dict[str, dict[str, str]] = {
+    "gguf": {name: f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    "safetensors": {name: f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+}
+SHARED_GATE = {"gguf": "ffn_gate_inp_shexp", "safetensors": "mlp.shared_expert_gate"}
 
 
 class ExpertNames(msgspec.Struct, frozen=True):
@@ -38,6 +42,7 @@ class ExpertNames(msgspec.Struct, frozen=True):
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    gate_up: str = "gate_up_proj"
 
 
 class FusedNames(msgspec.Struct, frozen=True):
@@ -49,9 +54,10 @@ class FusedNames(msgspec.Struct, frozen=True):
 
 def decoder_bindings(
     spec: ModelSpec,
-    kind: str,
+    checkpoint: CheckpointHeader,
     norms: Mapping[str, str],
     *,
+    root: str = "model",
     is_rotary_interleaved: bool = False,
     has_norms_less_one: bool = False,
     experts: ExpertNames = ExpertNames(),  # noqa: B008  frozen
@@ -59,13 +65,15 @@ def decoder_bindings(
 ) -> list[Binding]:
     """All parameters of blocks.py's decoder.
 
+    root:                   what safetensors put before the decoder's tensors.
     norms:                  a layer's norm parameters → tensor names of this kind.
     experts:                how safetensors call the parts of a mixture of experts.
     fused:                  where q, k and v are one tensor, and gate and up one; their parts have no biases then.
     is_rotary_interleaved:  the file's q and k rows are ordered for rotation of neighbours (GGUF `llama`).
     has_norms_less_one:     the file's norm weights are w of (1 + w).
     """
-    outer = OUTER[kind]
+    kind = checkpoint.kind
+    outer = {name: stored.format(root=root) for name, stored in OUTER[kind].items()}
     bindings = [
         Binding("embed_tokens.weight", f"{outer['embed_tokens']}.weight"),
         Binding("norm.weight", f"{outer['norm']}.weight", add_one=has_norms_less_one),
@@ -73,7 +81,7 @@ def decoder_bindings(
     if not spec.is_head_tied:
         bindings.append(Binding("lm_head.weight", f"{outer['lm_head']}.weight"))
     for index, layer in enumerate(spec.layers):
-        parameter, tensor = f"layers.{index}", f"{LAYER_PREFIX[kind]}.{index}"
+        parameter, tensor = f"layers.{index}", layer_prefix(kind, index, root)
         for name, stored in norms.items():
             if _has_norm(layer, name):
                 bindings.append(
@@ -84,7 +92,9 @@ def decoder_bindings(
                 layer.mixer, kind, f"{parameter}.attention", tensor, is_rotary_interleaved, has_norms_less_one, fused
             )
         if isinstance(layer.feed_forward, MoeSpec):
-            bindings += experts_bindings(layer.feed_forward, spec, kind, f"{parameter}.experts", tensor, experts)
+            moe = layer.feed_forward
+            bindings += experts_bindings(moe, spec, checkpoint, f"{parameter}.experts", tensor, experts)
+            bindings += shared_bindings(moe, kind, f"{parameter}.experts", tensor)
         if isinstance(layer.feed_forward, MlpSpec) and fused is not None:
             size = layer.feed_forward.intermediate_size
             bindings += _fused(f"{parameter}.mlp", f"{tensor}.{fused.mlp}", {"gate": size, "up": size})
@@ -93,6 +103,10 @@ def decoder_bindings(
             for name, stored in MLP[kind].items():
                 bindings += _matrix(f"{parameter}.mlp.{name}", f"{tensor}.{stored}", layer.feed_forward.has_bias)
     return bindings
+
+
+def layer_prefix(kind: str, index: int, root: str) -> str:
+    return f"blk.{index}" if kind == "gguf" else f"{root}.layers.{index}"
 
 
 def _has_norm(layer: LayerSpec, name: str) -> bool:
@@ -149,14 +163,22 @@ def _matrix(parameter: str, tensor: str, has_bias: bool, row_order: tuple[int, .
 
 
 def experts_bindings(
-    moe: MoeSpec, spec: ModelSpec, kind: str, parameter: str, tensor: str, names: ExpertNames
+    moe: MoeSpec, spec: ModelSpec, checkpoint: CheckpointHeader, parameter: str, tensor: str, names: ExpertNames
 ) -> list[Binding]:
-    """GGUF has one tensor for all experts' gates and so on, safetensors one for each expert's."""
-    if kind == "gguf":
+    """GGUF has one tensor for all experts' gates and so on; safetensors one for each expert's, or one for all experts'
+    gates and ups, expert by expert, and one for all downs."""
+    inner, hidden = moe.expert.intermediate_size, spec.hidden_size
+    if checkpoint.kind == "gguf":
         stored = {"router": "ffn_gate_inp", "gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
         return [Binding(f"{parameter}.{name}.weight", f"{tensor}.{of}.weight") for name, of in stored.items()]
     bindings = [Binding(f"{parameter}.router.weight", f"{tensor}.{names.router}.weight")]
-    inner, hidden = moe.expert.intermediate_size, spec.hidden_size
+    joint = f"{tensor}.{names.experts}.{names.gate_up}"
+    if joint in checkpoint.tensors:
+        for expert in range(moe.num_experts):
+            for index, name in enumerate(("gate", "up")):
+                first = (2 * expert + index) * inner
+                bindings.append(Binding(f"{parameter}.{name}.weight", joint, None, False, first, inner, expert * inner))
+        return [*bindings, Binding(f"{parameter}.down.weight", f"{tensor}.{names.experts}.{names.down}")]
     for name, stored_name, rows in (("gate", names.gate, inner), ("up", names.up, inner), ("down", names.down, hidden)):
         bindings += [
             Binding(
@@ -170,6 +192,17 @@ def experts_bindings(
     return bindings
 
 
+def shared_bindings(moe: MoeSpec, kind: str, parameter: str, tensor: str) -> list[Binding]:
+    """Of the expert that every row takes."""
+    bindings = []
+    if moe.shared is not None:
+        for name, stored in SHARED[kind].items():
+            bindings += _matrix(f"{parameter}.mlp.{name}", f"{tensor}.{stored}", moe.shared.has_bias)
+    if moe.has_shared_gate:
+        bindings.append(Binding(f"{parameter}.shared_gate.weight", f"{tensor}.{SHARED_GATE[kind]}.weight"))
+    return bindings
+
+
 @cache  # the same in every layer
 def half_order(heads: int, head_dim: int) -> tuple[int, ...]:
     """Rows of a matrix whose heads pair neighbours (2 i, 2 i + 1), in the order that pairs (i, i + head_dim / 2)."""
@@ -179,5 +212,5 @@ def half_order(heads: int, head_dim: int) -> tuple[int, ...]:
 
 @cache
 def alternate_order(heads: int, head_dim: int, which: int) -> tuple[int, ...]:
-    """Rows of a matrix that holds two parts of each head in turn, [heads, 2, head_dim]: those of the first or second."""
+    """Rows of a matrix that holds two parts of each head in turn, [heads, 2, head_dim]: those of one part."""
     return tuple((2 * head + which) * head_dim + i for head in range(heads) for i in range(head_dim))

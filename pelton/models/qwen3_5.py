@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from msgspec.structs import replace
-
 from pelton.errors import CheckpointError, UnsupportedModelError
 from pelton.graph.graph import Graph
 from pelton.models.architecture import Architecture, Binding, CheckpointHeader, Ignored
@@ -60,10 +58,10 @@ class Qwen3_5Text(Architecture):
             has_output_gate=fields.flag("attn_output_gate", True),
         )
         delta = GatedDeltaSpec(
-            num_key_heads=fields.integer("linear_num_key_heads"),
-            num_value_heads=fields.integer("linear_num_value_heads"),
-            key_head_dim=fields.integer("linear_key_head_dim"),
-            value_head_dim=fields.integer("linear_value_head_dim"),
+            num_key_heads=fields.integer("linear_num_key_heads", 16),
+            num_value_heads=fields.integer("linear_num_value_heads", 32),
+            key_head_dim=fields.integer("linear_key_head_dim", 128),
+            value_head_dim=fields.integer("linear_value_head_dim", 128),
             conv_kernel=fields.integer("linear_conv_kernel_dim", 4),
         )
         kinds = fields.texts("layer_types", num_layers) or _interval_kinds(
@@ -137,13 +135,12 @@ class Qwen3_5Text(Architecture):
     def gguf_feed_forward(self, fields: Fields) -> MlpSpec | MoeSpec:
         return MlpSpec(fields.integer("feed_forward_length"))
 
-    def bindings(self, spec: ModelSpec, kind: str) -> list[Binding]:
-        has_norms_less_one = kind == "safetensors"
-        bindings = decoder_bindings(spec, kind, NORMS[kind], has_norms_less_one=has_norms_less_one)
-        bindings += delta_bindings(spec, kind, has_joint_projections=self.has_joint_projections)
-        if kind == "gguf" or self.root == "model":
-            return bindings
-        return [replace(item, tensor=_below(self.root, item.tensor)) for item in bindings]
+    def bindings(self, spec: ModelSpec, checkpoint: CheckpointHeader) -> list[Binding]:
+        kind = checkpoint.kind
+        return [
+            *decoder_bindings(spec, checkpoint, NORMS[kind], root=self.root, has_norms_less_one=kind == "safetensors"),
+            *delta_bindings(spec, kind, self.root, has_joint_projections=self.has_joint_projections),
+        ]
 
     def ignored(self, spec: ModelSpec, kind: str) -> list[Ignored]:
         if kind == "gguf":
@@ -176,10 +173,6 @@ def _refuse_variants(fields: Fields) -> None:
         raise UnsupportedModelError(f"`hidden_act` is `{fields.raw('hidden_act')}`; these models have `silu`")
     if fields.raw("use_sliding_window"):
         raise UnsupportedModelError("`use_sliding_window` is true; these models have no windows")
-
-
-def _below(root: str, tensor: str) -> str:
-    return f"{root}.{tensor.removeprefix('model.')}" if tensor.startswith("model.") else tensor
 
 
 def _interval_kinds(num_layers: int, interval: int) -> list[str]:

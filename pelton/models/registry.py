@@ -15,7 +15,9 @@ from pelton.models.phi3 import Phi3
 from pelton.models.qwen2 import Qwen2
 from pelton.models.qwen3 import Qwen3
 from pelton.models.qwen3_5 import Qwen3_5, Qwen3_5Text
+from pelton.models.qwen3_5_moe import Qwen3_5Moe, Qwen3_5MoeText
 from pelton.models.qwen3_moe import Qwen3Moe
+from pelton.models.qwen3_next import Qwen3Next
 from pelton.models.smollm3 import SmolLm3
 from pelton.models.spec import ModelSpec
 
@@ -27,6 +29,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Qwen3(),
     Qwen3_5(),
     Qwen3_5Text(),
+    Qwen3_5Moe(),
+    Qwen3_5MoeText(),
+    Qwen3Next(),
     Qwen3Moe(),
     Gemma3(),
     Phi3(),

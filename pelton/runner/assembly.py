@@ -95,7 +95,7 @@ def prepare(settings: Settings) -> PreparedModel:
     parameters = {parameter.name: _sizes(parameter.shape) for parameter in graph.parameters.values()}
     resolution = loading.resolve(
         checkpoint,
-        architecture.bindings(spec, checkpoint.kind),
+        architecture.bindings(spec, checkpoint),
         architecture.ignored(spec, checkpoint.kind),
         parameters,
     )

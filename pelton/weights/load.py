@@ -208,13 +208,14 @@ def _piece(checkpoint: Checkpoint, part: Binding, shape: tuple[int, ...]) -> Pie
     order = part.row_order
     num_rows = rows - part.tensor_row if part.num_rows is None else part.num_rows
     if order is not None:
-        assert part.tensor_row == 0 and part.num_rows is None, f"row_order of a part of `{part.tensor}`"
+        assert (part.tensor_row, part.num_rows) == (0, None), f"row_order of a part of `{part.tensor}`"
         num_rows = len(order)
-    whole = num_rows == rows and part.tensor_row == part.parameter_row == 0 and len(tensor.shape) == len(shape)
+    starts_both = part.tensor_row == part.parameter_row == 0 and len(tensor.shape) == len(shape)
+    whole = starts_both and part.num_rows is None and num_rows == rows
     is_fitting = tensor.shape == shape if whole else tensor.shape[len(tensor.shape) - len(shape) + 1 :] == shape[1:]
     end = part.tensor_row + num_rows if order is None else max(order) + 1
     if not is_fitting or num_rows < 1 or end > rows:
-        wanted = list(shape) if whole else [end, *shape[1:]]
+        wanted = list(shape) if part.num_rows is None and order is None else [end, *shape[1:]]
         raise CheckpointError(
             f"tensor `{tensor.name}` of `{checkpoint.path}` has shape {list(tensor.shape)}, but `{part.parameter}` "
             f"needs {wanted}",
@@ -228,7 +229,7 @@ def _check_used_once(checkpoint: Checkpoint, uses: Sequence[tuple[str, Piece]], 
     all."""
     tensor = uses[0][1].tensor
     end, last = 0, ""
-    for row, stop, parameter in sorted(_runs(uses)):
+    for row, stop, parameter in sorted(_runs(uses), key=lambda run: run[0]):
         if row < end:
             raise CheckpointError(
                 f"tensor `{tensor.name}` of `{checkpoint.path}` would fill both `{last}` and `{parameter}`"

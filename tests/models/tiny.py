@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,11 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 
@@ -41,6 +47,9 @@ _SIZES = {
     "qwen3_moe": (96, 160, 3, 4, 2, 32),
     "phi3": (96, 160, 2, 6, 2, 16),
     "smollm3": (96, 160, 4, 6, 2, 16),
+    "qwen3_5": (96, 160, 4, 4, 2, 40),
+    "qwen3_5_moe": (96, 160, 4, 4, 2, 32),
+    "qwen3_next": (96, 160, 4, 4, 2, 32),
 }
 LLAMA3_SCALING = {
     "rope_theta": 10000.0,
@@ -50,7 +59,20 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+DELTA_SIZES = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+SHARED_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
 NAMES = tuple(_SIZES)
+HYBRID_NAMES = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
 def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
@@ -76,7 +98,7 @@ def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if not parameter_name.endswith("norm.weight"):
+            if parameter.ndim > 1:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
     vary_norms(model)
     return model
@@ -98,6 +120,15 @@ def _config(family: str, head_dim: int, common: dict[str, Any]) -> PreTrainedCon
             "mlp_only_layers": [1],
         },
         "phi3": {"sliding_window": 24, "partial_rotary_factor": 0.75, "pad_token_id": 0},
+        "qwen3_5": {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 20,
+            "linear_value_head_dim": 13,
+            "linear_conv_kernel_dim": 3,
+        },
+        "qwen3_5_moe": {**DELTA_SIZES, **SHARED_EXPERTS},
+        "qwen3_next": {**DELTA_SIZES, **SHARED_EXPERTS, "mlp_only_layers": [1]},
         "smollm3": {"no_rope_layers": [1, 0, 1, 0], "pad_token_id": 0},
     }
     classes = {
@@ -108,11 +139,16 @@ def _config(family: str, head_dim: int, common: dict[str, Any]) -> PreTrainedCon
         "qwen3": Qwen3Config,
         "qwen3_moe": Qwen3MoeConfig,
         "phi3": Phi3Config,
+        "qwen3_5": Qwen3_5TextConfig,
+        "qwen3_5_moe": Qwen3_5MoeTextConfig,
+        "qwen3_next": Qwen3NextConfig,
         "smollm3": SmolLM3Config,
     }
     rotary = _rotary(5e4)
     if family == "phi3":
         rotary["partial_rotary_factor"] = 0.75
+    if family in HYBRID_NAMES:
+        rotary["partial_rotary_factor"] = 0.5
     return classes[family](**{**common, "rope_parameters": rotary, **own.get(family, {})})
 
 
@@ -131,8 +167,25 @@ def _rotary(base: float) -> dict[str, Any]:
 def logits(model: PreTrainedModel, token_ids: list[int]) -> Array:
     """[tokens, vocab] in float64, the model's weights widened exactly."""
     with torch.no_grad():
-        out = model.double()(torch.tensor([token_ids])).logits[0]
+        out = _widened(model)(torch.tensor([token_ids])).logits[0]
     return np.asarray(out.numpy())
+
+
+def _widened(model: PreTrainedModel) -> PreTrainedModel:
+    """In float64. Recurrent layers compute in float32 whatever they are given, so of a hybrid model the library's own
+    source is taken with the other type in its place."""
+    if not hasattr(model.config, "linear_num_key_heads"):
+        return model.double()
+    library = inspect.getmodule(type(model))
+    assert library is not None, f"{type(model)} is of no module"
+    wide = types.ModuleType(f"{library.__name__}_wide")
+    wide.__package__, wide.__file__ = library.__package__, library.__file__
+    sys.modules[wide.__name__] = wide
+    source = inspect.getsource(library).replace("torch.float32", "torch.float64").replace(".float()", ".double()")
+    exec(compile(source, str(library.__file__), "exec"), wide.__dict__)
+    widened: PreTrainedModel = getattr(wide, type(model).__name__)(model.config).double().eval()
+    widened.load_state_dict(model.state_dict())
+    return widened
 
 
 def write_gguf(model: PreTrainedModel, path: Path, convert: Callable[[str, Array], tuple[Any, Any, Array]]) -> None:

@@ -46,7 +46,7 @@ def test_gated_activation_agrees_with_float64(level: str, activation: int, colum
     """The exponent is off by 4 roundings (silu: none), which exp makes relative; exp itself is right to 2, the sum, the
     quotient and the product round once each. Where 1 / exp is no longer normal the result may be 0."""
     gate, up, out = drawn(ROWS, columns), drawn(ROWS, columns, seed=1), zeros(ROWS, columns)
-    sizes = [columns, columns, columns, columns, 0, activation]
+    sizes = [columns, columns, columns, columns, 0, activation, columns]
     run_rows(level, [Node("gated_activation", [gate, up, out, None], sizes)], ROWS, num_threads=2)
     x = gate.astype(np.float64)
     t = exponent(activation, x)
@@ -60,7 +60,7 @@ def test_gated_activation_agrees_with_float64(level: str, activation: int, colum
 def test_gated_blocks_are_the_product_quantised(level: str, mode: int) -> None:
     gate, up, out = drawn(ROWS, 96), drawn(ROWS, 96, seed=1), zeros(ROWS, 96)
     alone, fused = zeros(ROWS, 96 * 4), zeros(ROWS, 96 * 4)
-    sizes = [96, 96, 96, 96, mode, 0]
+    sizes = [96, 96, 96, 96, mode, 0, 96]
     run_rows(level, [Node("gated_activation", [gate, up, out, None], sizes)], ROWS)
     run_rows(level, [Node("quantise", [out, alone], [96, 96, mode])], ROWS)
     run_rows(level, [Node("gated_activation", [gate, up, None, fused], sizes)], ROWS, num_threads=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pelton.graph.graph import Shape, Value, is_matrix
+from pelton.graph.graph import Shape, Value, columns, is_matrix
 from pelton.graph.op import FLOAT32_EPSILON, OPS, Example, ExampleInput, Op
 from pelton.graph.step import StepContext
 
@@ -13,7 +13,7 @@ ACTIVATIONS = ("silu", "gelu_tanh", "sigmoid")
 
 
 def gated_activation(gate: Value, up: Value, *, activation: str, name: str) -> Value:
-    """activation(gate) * up (arXiv:2002.05202), of equal shapes. activation: one of ACTIVATIONS."""
+    """activation(gate) * up (arXiv:2002.05202), of equal shapes, or with one gate for all of a row. activation: one of ACTIVATIONS."""
     return gate.graph.record(OPS["gated_activation"], name, (gate, up), {"activation": activation}).output
 
 
@@ -32,10 +32,11 @@ class GatedActivation(Op):
 
     def infer(self, *inputs: Value, **attributes: Any) -> list[tuple[Shape, str]]:
         gate, up = inputs
-        assert gate.shape == up.shape, f"{gate.name} is {gate.shape}, {up.name} {up.shape}"
         assert is_matrix(gate), f"{gate.name} is not a matrix"
+        fits = gate.shape[0] == up.shape[0] and columns(gate) in (1, columns(up))
+        assert fits, f"{gate.name} is {gate.shape}, {up.name} {up.shape}"
         assert attributes["activation"] in ACTIVATIONS, f"no activation {attributes['activation']}"
-        return [(gate.shape, "float32")]
+        return [(up.shape, "float32")]
 
     def reference(self, torch: Any, step: StepContext, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         gate, up = inputs
@@ -50,6 +51,13 @@ class GatedActivation(Op):
                     attributes={"activation": activation},
                     sequences=((num_tokens, 0),),
                 )
+
+        yield Example(
+            name="one_gate_per_row",
+            inputs=(ExampleInput("values", (1,)), ExampleInput("values", (67,))),
+            attributes={"activation": "sigmoid"},
+            sequences=((3, 0),),
+        )
 
     def tolerance(self, torch: Any, step: StepContext, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         """activation(x) = x * s with s in [0, 1]: s is judged absolutely, since 1 + tanh cancels for large negative x.

@@ -255,6 +255,7 @@ class GatedActivationKernel(CpuKernel):
                 *(emitter.stride(value) for value in values),
                 emitter.mode(blocks),
                 ACTIVATIONS[node.attributes["activation"]],
+                columns(node.inputs[0]),
             ],
         )
 
