@@ -74,6 +74,16 @@ class Fields:
             raise self._refuse(key, value, f"a list of {count}integers from {low} to {high}")
         return list(value)
 
+    def flags(self, key: str, at_least: int) -> list[bool] | None:
+        """A list of `at_least` booleans or more, None where it is absent."""
+        value = self.raw(key)
+        if value is None:
+            return None
+        items = list(value) if isinstance(value, list | memoryview) else []
+        if len(items) < at_least or not all(item in (0, 1) for item in items):
+            raise self._refuse(key, value, f"a list of at least {at_least} booleans")
+        return [bool(item) for item in items]
+
     def texts(self, key: str, length: int) -> list[str] | None:
         """A list of `length` strings, None where it is absent."""
         value = self.raw(key)

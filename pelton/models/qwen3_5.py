@@ -181,13 +181,9 @@ def _interval_kinds(num_layers: int, interval: int) -> list[str]:
 
 def _gguf_kinds(fields: Fields, num_layers: int) -> list[str]:
     """`attention.recurrent_layers` has a flag for each block, prediction layers included; else the interval counts."""
-    flags = fields.raw("attention.recurrent_layers")
+    flags = fields.flags("attention.recurrent_layers", num_layers)
     if flags is None:
         return _interval_kinds(num_layers, fields.integer("full_attention_interval", FULL_INTERVAL))
-    if not isinstance(flags, list) or len(flags) < num_layers or not all(isinstance(flag, bool) for flag in flags):
-        raise CheckpointError(
-            f"the GGUF header has no flag for each of `{num_layers}` layers in `attention.recurrent_layers`"
-        )
     return [LINEAR if flag else FULL for flag in flags[:num_layers]]
 
 
