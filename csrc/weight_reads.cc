@@ -47,7 +47,8 @@ void WeightReads::add_matrix(const PackShape& shape, FilePlace place, uint8_t* t
 void WeightReads::add_vector(const VectorShape& shape, FilePlace place, float* target, std::vector<int64_t> row_order,
                              bool add_one) {
   staging_bytes_ = std::max(staging_bytes_, shape.file_bytes());
-  add({std::nullopt, shape, place, reinterpret_cast<uint8_t*>(target), std::move(row_order), add_one, shape.count, num_pieces_, 0},
+  add({std::nullopt, shape, place, reinterpret_cast<uint8_t*>(target), std::move(row_order), add_one, shape.count,
+       num_pieces_, 0},
       shape.count, 1);
 }
 
@@ -59,7 +60,8 @@ void WeightReads::add(Tensor tensor, int64_t rows, int64_t pieces) {
                                 std::to_string(rows) + "` rows");
   }
   for (const int64_t row : tensor.row_order) {
-    if (row < 0 || row >= tensor.file_rows) throw std::invalid_argument("row_order names row `" + std::to_string(row) + "`");
+    if (row < 0 || row >= tensor.file_rows)
+      throw std::invalid_argument("row_order names row `" + std::to_string(row) + "`");
   }
   tensors_.push_back(std::move(tensor));
   num_pieces_ += pieces;

@@ -80,7 +80,7 @@ class Architecture(ABC):
         """What fills each parameter. checkpoint: that of the spec, or another one of the same model."""
 
     @abstractmethod
-    def ignored(self, spec: ModelSpec, kind: str) -> list[Ignored]: ...
+    def ignored(self, spec: ModelSpec, checkpoint: CheckpointHeader) -> list[Ignored]: ...
 
     @abstractmethod
     def build(self, spec: ModelSpec, graph: Graph) -> None:

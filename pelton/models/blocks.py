@@ -70,8 +70,8 @@ def mixture_of_experts(graph: Graph, x: Value, moe: MoeSpec, spec: ModelSpec) ->
             return mixed
         shared = gated_mlp(graph, x, moe.shared, spec)
         if moe.has_shared_gate:
-            gate = project(graph, x, "shared_gate", hidden, 1, False)
-            shared = ops.gated_activation(gate, shared, activation="sigmoid", name="shared")
+            share = project(graph, x, "shared_gate", hidden, 1, False)
+            shared = ops.gated_activation(share, shared, activation="sigmoid", name="shared")
         return ops.add(mixed, shared, name="sum")
 
 

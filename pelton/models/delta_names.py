@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from pelton.models.architecture import Binding
+from pelton.errors import CheckpointError
+from pelton.models.architecture import Binding, CheckpointHeader
 from pelton.models.names import layer_prefix
 from pelton.models.spec import GatedDeltaSpec, ModelSpec
 
@@ -33,7 +34,9 @@ JOINT_QKVZ = "linear_attn.in_proj_qkvz"
 
 
 def delta_bindings(spec: ModelSpec, kind: str, root: str, *, has_joint_projections: bool) -> list[Binding]:
-    """root: as of decoder_bindings. has_joint_projections: the file is Qwen3-Next's. Per key head, one tensor then holds beta and alpha of its value
+    """root: as of decoder_bindings.
+
+    has_joint_projections: the file is Qwen3-Next's. Per key head, one tensor then holds beta and alpha of its value
     heads; another one, in safetensors only, q, k, its v and its z."""
     bindings = []
     for index, layer in enumerate(spec.layers):
@@ -41,6 +44,21 @@ def delta_bindings(spec: ModelSpec, kind: str, root: str, *, has_joint_projectio
             parameter, tensor = f"layers.{index}.delta", layer_prefix(kind, index, root)
             bindings += _layer(layer.mixer, kind, parameter, tensor, has_joint_projections)
     return bindings
+
+
+def check_convolutions(spec: ModelSpec, checkpoint: CheckpointHeader, root: str) -> None:
+    """Raises CheckpointError if a kernel is not [channels, (1,) taps]: it is read as one vector, of any shape."""
+    for index, layer in enumerate(spec.layers):
+        tensor = checkpoint.tensors.get(f"{layer_prefix(checkpoint.kind, index, root)}.{CONVOLUTION[checkpoint.kind]}")
+        if isinstance(layer.mixer, GatedDeltaSpec) and tensor is not None:
+            mixer = layer.mixer
+            channels = 2 * mixer.num_key_heads * mixer.key_head_dim + mixer.num_value_heads * mixer.value_head_dim
+            if tuple(tensor.shape) not in ((channels, 1, mixer.conv_kernel), (channels, mixer.conv_kernel)):
+                raise CheckpointError(
+                    f"the convolution of layer `{index}` has shape {list(tensor.shape)}; it must have `{channels}` "
+                    f"channels of `{mixer.conv_kernel}` taps",
+                    hint="the model's metadata and its tensors disagree",
+                )
 
 
 def _layer(mixer: GatedDeltaSpec, kind: str, parameter: str, tensor: str, is_joint: bool) -> list[Binding]:

@@ -167,8 +167,8 @@ class Gemma3(Architecture):
         less_one = checkpoint.kind == "safetensors"
         return decoder_bindings(spec, checkpoint, NORMS[checkpoint.kind], has_norms_less_one=less_one)
 
-    def ignored(self, spec: ModelSpec, kind: str) -> list[Ignored]:
-        return decoder_ignored(spec, kind)
+    def ignored(self, spec: ModelSpec, checkpoint: CheckpointHeader) -> list[Ignored]:
+        return decoder_ignored(spec, checkpoint.kind)
 
     def build(self, spec: ModelSpec, graph: Graph) -> None:
         decoder(graph, spec, has_post_norms=True)

@@ -114,8 +114,8 @@ class Llama(Architecture):
             fused=self.fused_names.get(kind),
         )
 
-    def ignored(self, spec: ModelSpec, kind: str) -> list[Ignored]:
-        return decoder_ignored(spec, kind)
+    def ignored(self, spec: ModelSpec, checkpoint: CheckpointHeader) -> list[Ignored]:
+        return decoder_ignored(spec, checkpoint.kind)
 
     def build(self, spec: ModelSpec, graph: Graph) -> None:
         decoder(graph, spec)

@@ -8,7 +8,7 @@ from pelton.errors import CheckpointError, UnsupportedModelError
 from pelton.graph.graph import Graph
 from pelton.models.architecture import Architecture, Binding, CheckpointHeader, Ignored
 from pelton.models.blocks import decoder
-from pelton.models.delta_names import delta_bindings
+from pelton.models.delta_names import check_convolutions, delta_bindings
 from pelton.models.fields import MAX_CONTEXT, Fields
 from pelton.models.llama import config_rotary, gguf_rotary, gguf_vocab_size
 from pelton.models.names import decoder_bindings
@@ -21,6 +21,7 @@ NORMS = {
 FULL, LINEAR = "full_attention", "linear_attention"
 FULL_INTERVAL = 4  # every fourth layer is full where the file does not say
 ROTARY_PART = 0.25  # of a head, likewise
+PREDICTOR = "predicts further tokens: speculation is off"
 
 
 class Qwen3_5Text(Architecture):
@@ -34,9 +35,10 @@ class Qwen3_5Text(Architecture):
     has_joint_projections: ClassVar[bool] = False  # see delta_names.py
 
     def spec(self, checkpoint: CheckpointHeader) -> ModelSpec:
-        if checkpoint.kind == "gguf":
-            return self._spec_from_gguf(checkpoint)
-        return self._spec_from_config(checkpoint)
+        is_gguf = checkpoint.kind == "gguf"
+        spec = self._spec_from_gguf(checkpoint) if is_gguf else self._spec_from_config(checkpoint)
+        check_convolutions(spec, checkpoint, self.root)
+        return spec
 
     def _spec_from_config(self, checkpoint: CheckpointHeader) -> ModelSpec:
         outer = Fields(checkpoint.metadata, "config.json")
@@ -81,7 +83,7 @@ class Qwen3_5Text(Architecture):
         )
 
     def _spec_from_gguf(self, checkpoint: CheckpointHeader) -> ModelSpec:
-        fields = Fields(checkpoint.metadata, "the GGUF header", f"{checkpoint.metadata['general.architecture']}.")
+        fields = _gguf_fields(checkpoint)
         num_predictors = fields.integer("nextn_predict_layers", 0, low=0)
         num_layers = fields.integer("block_count") - num_predictors
         if num_layers < 1:
@@ -142,14 +144,14 @@ class Qwen3_5Text(Architecture):
             *delta_bindings(spec, kind, self.root, has_joint_projections=self.has_joint_projections),
         ]
 
-    def ignored(self, spec: ModelSpec, kind: str) -> list[Ignored]:
-        if kind == "gguf":
-            predictors = (f"blk.{len(spec.layers)}.*", f"blk.{len(spec.layers) + 1}.*")
-            return [Ignored(pattern, "predicts further tokens: speculation is off") for pattern in predictors]
-        ignored = [
-            Ignored("mtp.*", "predicts further tokens: speculation is off"),
-            Ignored("model.visual.*", "sees images: only text is read"),
-        ]
+    def ignored(self, spec: ModelSpec, checkpoint: CheckpointHeader) -> list[Ignored]:
+        if checkpoint.kind == "gguf":
+            num_predictors = _gguf_fields(checkpoint).integer("nextn_predict_layers", 0, low=0)
+            blocks = range(len(spec.layers), len(spec.layers) + num_predictors)
+            return [Ignored(f"blk.{block}.*", PREDICTOR) for block in blocks]
+        ignored = [Ignored(f"mtp.{part}", PREDICTOR) for part in ("fc.weight", "*norm*.weight", "layers.*")]
+        if self.root != "model":
+            ignored.append(Ignored("model.visual.*", "sees images: only text is read"))
         if spec.is_head_tied:
             ignored.append(Ignored("lm_head.weight", "the head is tied to the embedding"))
         return ignored
@@ -165,6 +167,10 @@ class Qwen3_5(Qwen3_5Text):
     config_names = ("Qwen3_5ForConditionalGeneration",)
     gguf_names = ("qwen35",)
     root = "model.language_model"
+
+
+def _gguf_fields(checkpoint: CheckpointHeader) -> Fields:
+    return Fields(checkpoint.metadata, "the GGUF header", f"{checkpoint.metadata['general.architecture']}.")
 
 
 def _refuse_variants(fields: Fields) -> None:

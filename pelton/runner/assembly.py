@@ -96,7 +96,7 @@ def prepare(settings: Settings) -> PreparedModel:
     resolution = loading.resolve(
         checkpoint,
         architecture.bindings(spec, checkpoint),
-        architecture.ignored(spec, checkpoint.kind),
+        architecture.ignored(spec, checkpoint),
         parameters,
     )
     platform = find_platform("cpu")

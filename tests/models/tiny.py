@@ -97,7 +97,7 @@ def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
     torch.manual_seed(11)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
     vary_norms(model)

@@ -13,7 +13,10 @@ ACTIVATIONS = ("silu", "gelu_tanh", "sigmoid")
 
 
 def gated_activation(gate: Value, up: Value, *, activation: str, name: str) -> Value:
-    """activation(gate) * up (arXiv:2002.05202), of equal shapes, or with one gate for all of a row. activation: one of ACTIVATIONS."""
+    """activation(gate) * up (arXiv:2002.05202), of equal shapes, or with one gate for all of a row.
+
+    activation: one of ACTIVATIONS.
+    """
     return gate.graph.record(OPS["gated_activation"], name, (gate, up), {"activation": activation}).output
 
 

@@ -12,7 +12,7 @@ from pelton.graph.graph import Graph, Value, columns
 from pelton.graph.kernel import CacheGroupLayout, Kernel, Provider
 from pelton.graph.ops.quantise import BLOCKS, GROUP
 from pelton.graph.program import Program
-from pelton.platforms.cpu.kernels import KERNELS
+from pelton.platforms.cpu.kernels import KERNELS, CpuKernel
 from pelton.platforms.cpu.memory import usable_memory
 from pelton.platforms.cpu.program import workspace_bytes
 from pelton.platforms.cpu.recurrent import GatedDeltaKernel
@@ -27,6 +27,7 @@ KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 # gives way to decodes; no result depends on them.
 PRODUCTS_PER_BYTE = {"generic": 1.0, "avx2": 3.0, "avx512": 5.0, "avx512vnni": 8.0, "neon": 2.0, "dotprod": 3.0}
 ATTENTION_COST = 2.5
+ALL_KERNELS: tuple[type[CpuKernel], ...] = (*KERNELS, GatedDeltaKernel)
 
 
 class CpuProvider(Provider):
@@ -36,7 +37,7 @@ class CpuProvider(Provider):
         self.name = f"cpu/{level}"
         self.unusable = unusable
         native = frozenset(_native.kernels(level))
-        self._kernels = {kernel.kind: kernel(level, native) for kernel in (*KERNELS, GatedDeltaKernel)}
+        self._kernels = {kernel.kind: kernel(level, native) for kernel in ALL_KERNELS}
 
     def kernel(self, kind: str) -> Kernel | None:
         return self._kernels.get(kind)
