@@ -25,6 +25,7 @@ RunnerLimits checked(RunnerLimits limits) {
   for (const CacheGroup& group : limits.cache_groups) {
     check_range("block_bytes", group.block_bytes, 1, limits.kv_pool_bytes);
     check_range("window", group.window, 0, kMaxLength);
+    check_range("num_states", group.num_states, 0, kMaxLength);
   }
   return limits;
 }
@@ -59,7 +60,7 @@ void Runner::build_rows(const std::vector<SlotWork>& work) {
   sequences_.clear();
   for (const SlotWork& item : work) {
     Slot& slot = slots_.live(item.slot);
-    slot.update_tables(item);
+    slot.update_tables(item, slots_.limits());
     const auto first_row = static_cast<int32_t>(token_ids_.size());
     const auto begin = slot.token_ids().begin() + item.num_computed;
     token_ids_.insert(token_ids_.end(), begin, begin + item.num_tokens);

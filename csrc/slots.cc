@@ -81,7 +81,6 @@ void Slot::check_blocks(const SlotWork& work, const RunnerLimits& limits) const 
   if (!work.freed_blocks.empty() && work.freed_blocks.size() != num_groups) {
     fail(slot, "`freed_blocks` must have a number per cache group");
   }
-  const bool is_fresh = work.reset || tables_.empty();
   for (size_t group = 0; group < num_groups; ++group) {
     const CacheGroup& spec = limits.cache_groups[group];
     for (const uint32_t block : work.new_blocks[group]) {
@@ -89,12 +88,16 @@ void Slot::check_blocks(const SlotWork& work, const RunnerLimits& limits) const 
         fail(slot, "block " + quoted(block) + " lies outside the KV pool");
       }
     }
-    const size_t had_blocks = is_fresh ? 0 : tables_[group].size();
+    if (spec.num_states != 0) {
+      check_states(work, group, spec.num_states);
+      continue;
+    }
+    const size_t had_blocks = is_fresh(work) ? 0 : tables_[group].size();
     const auto num_blocks = static_cast<int64_t>(had_blocks + work.new_blocks[group].size());
     if (num_blocks * kBlockTokens < work.end()) {
       fail(slot, quoted(num_blocks) + " blocks do not hold " + quoted(work.end()) + " tokens");
     }
-    const int64_t had_freed = is_fresh ? 0 : num_freed_[group];
+    const int64_t had_freed = is_fresh(work) ? 0 : num_freed_[group];
     const int64_t freed = work.freed_blocks.empty() ? had_freed : work.freed_blocks[group];
     // Blocks that the first row, and so every row, no longer sees.
     const int64_t invisible =
@@ -106,15 +109,52 @@ void Slot::check_blocks(const SlotWork& work, const RunnerLimits& limits) const 
   }
 }
 
-void Slot::update_tables(const SlotWork& work) {
+// What a slot may be told of its states: nothing, so that it goes on in place; blocks to write, for a start or to leave
+// those before as they are; or blocks to read and blocks to write, to start behind what others have computed.
+void Slot::check_states(const SlotWork& work, size_t group, int64_t num_states) const {
+  const auto count = static_cast<int64_t>(work.new_blocks[group].size());
+  const bool is_start = is_fresh(work);
+  const bool is_known = count == (is_start ? work.num_computed > 0 ? 2 * num_states : num_states : 0);
+  if (!is_known && (is_start || count != num_states)) {
+    fail(work.slot, quoted(count) + " blocks for " + quoted(num_states) + " states");
+  }
+  if (!is_start && work.num_computed != num_stepped_) {
+    fail(work.slot,
+         "`num_computed` is " + quoted(work.num_computed) + ", its states stand behind " + quoted(num_stepped_));
+  }
+  if (!work.freed_blocks.empty() && work.freed_blocks[group] != 0) fail(work.slot, "states can't be given back");
+}
+
+void Slot::update_states(const std::vector<uint32_t>& new_blocks, size_t group, size_t num_states) {
+  std::vector<uint32_t>& table = tables_[group];
+  const bool is_first = table.empty();
+  table.resize(2 * num_states);
+  if (new_blocks.size() == table.size()) {
+    table = new_blocks;
+    return;
+  }
+  const auto written = table.begin() + static_cast<int64_t>(num_states);
+  if (!is_first) std::copy(written, table.end(), table.begin());
+  if (new_blocks.empty()) return;
+  std::copy(new_blocks.begin(), new_blocks.end(), written);
+  if (is_first) std::copy(new_blocks.begin(), new_blocks.end(), table.begin());
+}
+
+void Slot::update_tables(const SlotWork& work, const RunnerLimits& limits) {
   const size_t num_groups = work.new_blocks.size();
-  if (work.reset || tables_.empty()) {
+  num_stepped_ = work.end();
+  if (is_fresh(work)) {
     tables_.assign(num_groups, {});
     num_freed_.assign(num_groups, 0);
     table_pointers_.assign(num_groups, nullptr);
   }
   for (size_t group = 0; group < num_groups; ++group) {
     std::vector<uint32_t>& table = tables_[group];
+    if (const auto num_states = static_cast<size_t>(limits.cache_groups[group].num_states); num_states != 0) {
+      update_states(work.new_blocks[group], group, num_states);
+      table_pointers_[group] = table.data();
+      continue;
+    }
     table.insert(table.end(), work.new_blocks[group].begin(), work.new_blocks[group].end());
     if (!work.freed_blocks.empty()) {
       std::fill(table.begin() + num_freed_[group], table.begin() + work.freed_blocks[group], kNoBlock);

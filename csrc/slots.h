@@ -11,10 +11,12 @@
 
 namespace pelton {
 
-// Layers that share block tables. window: tokens that they see, the query's own included; 0 sees all.
+// Layers that share block tables. window: tokens that they see, the query's own included; 0 sees all. num_states: of
+// recurrent layers how many they are, each with a block for its state; 0 for attention.
 struct CacheGroup {
   int64_t block_bytes;
   int64_t window;
+  int64_t num_states = 0;
 };
 
 // The sizes that every request and step is checked against.
@@ -65,20 +67,25 @@ class Slot {
   // Throws std::invalid_argument, and changes nothing, if the work does not fit this request or the limits.
   void check(const SlotWork& work, const RunnerLimits& limits) const;
   // Takes in the blocks of a work that was checked.
-  void update_tables(const SlotWork& work);
+  void update_tables(const SlotWork& work, const RunnerLimits& limits);
   // [groups] as SequenceRows wants them; valid until the next update.
   const uint32_t* const* tables() const { return table_pointers_.data(); }
 
  private:
+  bool is_fresh(const SlotWork& work) const { return work.reset || tables_.empty(); }
   void check_blocks(const SlotWork& work, const RunnerLimits& limits) const;
+  void check_states(const SlotWork& work, size_t group, int64_t num_states) const;
+  void update_states(const std::vector<uint32_t>& new_blocks, size_t group, size_t num_states);
 
   std::vector<int32_t> token_ids_;
   int64_t num_prompt_;
   Sampling sampling_;
   std::unique_ptr<TokenCounts> counts_;
-  std::vector<std::vector<uint32_t>> tables_;  // per group; kNoBlock where a block was given back
-  std::vector<int64_t> num_freed_;             // per group, the leading kNoBlock entries
+  // Per group; kNoBlock where a block was given back. Of states: the blocks that a step reads, then those it writes.
+  std::vector<std::vector<uint32_t>> tables_;
+  std::vector<int64_t> num_freed_;  // per group, the leading kNoBlock entries
   std::vector<const uint32_t*> table_pointers_;
+  int64_t num_stepped_ = 0;  // tokens that the states stand behind
 };
 
 class Slots {

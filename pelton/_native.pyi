@@ -184,14 +184,15 @@ class Runner:
         *,
         logits_offset: int,
         logits_stride: int,
-        cache_groups: Sequence[tuple[int, int | None]],
+        cache_groups: Sequence[tuple[int, int | None, int]],
         num_slots: int,
         max_model_len: int,
         max_num_tokens: int,
         vocab_size: int,
     ) -> None:
         """logits: where the head leaves its tile of 32 rows, logits_stride floats apart, at logits_offset bytes.
-        cache_groups: (bytes of a block, window or None). The buffers can't be closed while the runner lives."""
+        cache_groups: (bytes of a block, window or None, number of states). The buffers can't be closed while the
+        runner lives."""
 
     def enter(self, request: Any) -> None:
         """request: an engine.batch.NewRequest."""

@@ -146,7 +146,9 @@ class AsyncLLM:
         ready = None if self._client is None else self._client.ready
         if ready is None:
             return None
-        return ready.limits.kv_cache_bytes // sum(group.block_bytes for group in ready.cache_groups)
+        return ready.limits.kv_cache_bytes // sum(
+            group.block_bytes for group in ready.cache_groups if not group.num_states
+        )
 
     @property
     def facts(self) -> list[str]:

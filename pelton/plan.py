@@ -291,7 +291,8 @@ class _Resolver:
             fits = kv_cache_bytes // sequence
             reason = f"the cache holds {fits} of {each} tokens; at most {wanted} unless asked for"
             return int(self._derive("max_num_seqs", max(1, min(wanted, fits)), reason))
-        fits = max(1, kv_cache_bytes // sum(group.block_bytes for group in self.groups))
+        least = sum(group.block_bytes * peak_blocks(group, 1, batched_tokens) for group in self.groups)
+        fits = max(1, kv_cache_bytes // least)
         if fits < asked:
             return self._adjust("max_num_seqs", asked, min(fits, wanted), f"the cache has {fits} blocks of tokens")
         if wanted < asked:
@@ -339,7 +340,9 @@ class _Resolver:
             for name, nbytes in sorted(self.model.weight_bytes.items(), key=lambda item: -item[1])
         ]
         per_token = ", ".join(
-            f"{format_bytes(group.block_bytes // BLOCK_TOKENS)} per token"
+            f"{format_bytes(group.block_bytes * group.num_states)} per sequence"
+            if group.num_states
+            else f"{format_bytes(group.block_bytes // BLOCK_TOKENS)} per token"
             + (f" of the last {group.window}" if group.window else "")
             for group in self.groups
         )

@@ -3,14 +3,15 @@
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 
 #include "bindings.h"
 
@@ -155,13 +156,15 @@ LogitsView view_logits(const Buffer& buffer, int64_t offset, int64_t stride, int
   return {reinterpret_cast<const float*>(buffer.memory.data() + offset), stride};
 }
 
+using CacheGroupTuple = std::tuple<int64_t, std::optional<int64_t>, int64_t>;
+
 void make_runner(BoundRunner* self, Program& program, Buffer* kv_pool, Buffer& logits, int64_t logits_offset,
-                 int64_t logits_stride, const std::vector<std::pair<int64_t, std::optional<int64_t>>>& cache_groups,
-                 int64_t num_slots, int64_t max_model_len, int64_t max_num_tokens, int64_t vocab_size) {
+                 int64_t logits_stride, const std::vector<CacheGroupTuple>& cache_groups, int64_t num_slots,
+                 int64_t max_model_len, int64_t max_num_tokens, int64_t vocab_size) {
   RunnerLimits limits{num_slots, max_model_len, max_num_tokens, vocab_size, 0, {}};
   if (kv_pool != nullptr) limits.kv_pool_bytes = static_cast<int64_t>(kv_pool->memory.bytes());
-  for (const auto& [block_bytes, window] : cache_groups) {
-    limits.cache_groups.push_back({block_bytes, window.value_or(0)});
+  for (const auto& [block_bytes, window, num_states] : cache_groups) {
+    limits.cache_groups.push_back({block_bytes, window.value_or(0), num_states});
   }
   const LogitsView view = view_logits(logits, logits_offset, logits_stride, vocab_size);
   new (self) BoundRunner(program, std::move(limits), kv_pool, logits, view);

@@ -73,7 +73,9 @@ class CacheManager:
         self._secret = os.urandom(_SECRET_BYTES)
         self._tables: dict[int, _Tables] = {}
         self._coming: dict[bytes, int] = {}  # key -> the slot that is about to compute its block
-        self._full = [index for index, group in enumerate(groups) if group.window is None]
+        self._full = [index for index, group in enumerate(groups) if group.kind == "full"]
+        # Recurrent layers have one block each, from a slot's first step to its end.
+        self._states = [(index, group.num_states) for index, group in enumerate(groups) if group.num_states]
         self._windows = [(index, group.window) for index, group in enumerate(groups) if group.window is not None]
         self._unchanged = Growth([[] for _ in groups])
 
@@ -96,8 +98,10 @@ class CacheManager:
     def find(self, keys: Sequence[bytes], max_blocks: int) -> int:
         """How many leading blocks a sequence with these keys can start with.
 
-        Full groups need all of them, window groups those that the next token sees.
+        Full groups need all of them, window groups those that the next token sees. Groups of states keep none.
         """
+        if self._states:
+            return 0
         full = [self.pool.keys(index) for index in self._full]
         windows = [(self.pool.keys(index), window) for index, window in self._windows]
         runs = [0] * len(windows)  # blocks in a row that each window group has, up to this one
@@ -125,6 +129,8 @@ class CacheManager:
         later blocks would be found only as long as the other's are there. So whoever holds a block of a full group
         holds all before it in its chain, and as the last are released first, the last are evicted first.
         """
+        if self._states:
+            return
         tables = self._tables[slot]
         for number in range(tables.num_keyed, num_blocks):
             key = keys[number]
@@ -145,7 +151,7 @@ class CacheManager:
     def has_room(self, promised: Iterable[tuple[int, int]], num_new: int = 0) -> bool:
         """Whether every slot of these (slot, num_tokens) can grow to its number of tokens, all at once, and full groups
         have num_new blocks beside."""
-        counts = [0 if group.window else num_new for group in self.groups]
+        counts = [num_new if group.kind == "full" else 0 for group in self.groups]
         for slot, num_tokens in promised:
             tables = self._tables[slot]
             missing = blocks_for(num_tokens) - tables.num_blocks
@@ -153,6 +159,8 @@ class CacheManager:
                 continue
             for index in self._full:
                 counts[index] += missing
+            for index, num_states in self._states:
+                counts[index] += num_states - len(tables.blocks[index])
             for index, _ in self._windows:
                 room = peak_blocks(self.groups[index], num_tokens, self.max_chunk) - len(tables.blocks[index])
                 counts[index] += max(0, min(missing, room))
@@ -176,7 +184,7 @@ class CacheManager:
         untold = None
         if num_found:
             untold = [[0] * count + offsets for count, offsets in zip(freed, blocks, strict=True)]
-        coming = keys[num_found:]
+        coming = () if self._states else keys[num_found:]
         for key in coming:
             self._coming.setdefault(key, slot)
         peak = peak_slabs(self.groups, self.slab_bytes, peak_tokens, self.max_chunk)
@@ -195,13 +203,16 @@ class CacheManager:
             return self._unchanged
         for index, window in self._windows:
             self._give_back(tables, index, invisible_blocks(window, num_computed))
-        missing = [blocks_for(end) - tables.num_blocks] * len(self.groups)
+        num_missing = blocks_for(end) - tables.num_blocks
+        missing = [num_missing] * len(self.groups)
+        for index, num_states in self._states:
+            missing[index] = num_states - len(tables.blocks[index])
         if not self.pool.can_allocate(missing):
             return None
         new_blocks = self.pool.allocate(missing)
         for blocks, added in zip(tables.blocks, new_blocks, strict=True):
             blocks += added
-        tables.num_blocks += missing[0]
+        tables.num_blocks += num_missing
         if tables.untold is not None:
             new_blocks = [first + added for first, added in zip(tables.untold, new_blocks, strict=True)]
             tables.untold = None
@@ -229,7 +240,10 @@ class CacheManager:
         for index in range(len(self.groups)):
             held: dict[int, int] = {}
             for slot, tables in self._tables.items():
-                assert tables.freed[index] + len(tables.blocks[index]) == tables.num_blocks, f"slot {slot} lost a block"
+                expected = self.groups[index].num_states if tables.num_blocks else 0
+                if not self.groups[index].num_states:
+                    expected = tables.num_blocks
+                assert tables.freed[index] + len(tables.blocks[index]) == expected, f"slot {slot} lost a block"
                 for offset in tables.blocks[index]:
                     held[offset] = held.get(offset, 0) + 1
             counted = self.pool.reference_counts(index)

@@ -66,7 +66,7 @@ class NativeRunner:
             program.arena,
             logits_offset=place.offset,
             logits_stride=place.row_bytes // 4,
-            cache_groups=[(group.block_bytes, group.window) for group in self._groups],
+            cache_groups=[(group.block_bytes, group.window, group.num_states) for group in self._groups],
             num_slots=max_num_seqs,
             max_model_len=compiled.settings.max_context,
             max_num_tokens=compiled.settings.max_tokens,

@@ -209,6 +209,7 @@ def _piece(checkpoint: Checkpoint, part: Binding, shape: tuple[int, ...]) -> Pie
     num_rows = rows - part.tensor_row if part.num_rows is None else part.num_rows
     if order is not None:
         assert (part.tensor_row, part.num_rows) == (0, None), f"row_order of a part of `{part.tensor}`"
+        assert len(set(order)) == len(order), f"row_order of `{part.parameter}` names a row twice"
         num_rows = len(order)
     starts_both = part.tensor_row == part.parameter_row == 0 and len(tensor.shape) == len(shape)
     whole = starts_both and part.num_rows is None and num_rows == rows

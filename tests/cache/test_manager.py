@@ -92,3 +92,30 @@ def test_a_window_is_promised_no_more_than_it_sees() -> None:
     cache = manager(num_slabs=3, groups=[WINDOW])
     cache.open(0, 100_000)
     assert cache.has_room([(0, 100_000)])
+
+
+def test_states_are_taken_once_and_given_back_at_the_end() -> None:
+    cache = manager(groups=[FULL, CacheGroupSpec("state", 256, num_states=3)])
+    cache.open(0, 128)
+    first = cache.grow(0, 0, 17)
+    second = cache.grow(0, 17, 40)
+    assert first is not None
+    assert second is not None
+    assert [len(blocks) for blocks in first.new_blocks] == [2, 3]
+    assert [len(blocks) for blocks in second.new_blocks] == [2, 0]
+    cache.check_integrity()
+    cache.close(0)
+    assert cache.pool.num_used_blocks(1) == 0
+
+
+def test_a_slot_without_room_for_its_states_is_refused_whole() -> None:
+    cache = manager(num_slabs=3, groups=[FULL, CacheGroupSpec("state", 256, num_states=3)])
+    for slot in (0, 1):
+        cache.open(slot, 16)
+    assert cache.has_room([(0, 16)])
+    assert not cache.has_room([(0, 16), (1, 16)])
+    assert cache.grow(0, 0, 16) is not None
+    assert cache.grow(1, 0, 16) is None
+    cache.check_integrity()
+    cache.close(0)
+    assert cache.grow(1, 0, 16) is not None

@@ -22,7 +22,7 @@ from pelton.sampling_params import SamplingParams
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "models"
 REAL = pytest.param("smollm2", marks=pytest.mark.model)
-MODELS = (REAL, "llama", "qwen3", "gemma3")  # the small Gemma's windows are of 16 tokens
+MODELS = (REAL, "llama", "qwen3", "gemma3", "qwen3_5", "qwen3_next")  # the small Gemma's windows are of 16 tokens
 NUM_REQUESTS = 8
 ANY, GROWING = range(4), range(4, NUM_REQUESTS)  # of random lengths; alike, so that all outgrow a small pool at once
 MAX_MODEL_LEN = 128

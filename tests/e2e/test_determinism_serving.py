@@ -25,7 +25,7 @@ from pelton.runner.runner import NativeRunner
 from pelton.sampling_params import SamplingParams
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "models"
-MODELS = ("llama", "gemma3")  # the small Gemma's windows are of 16 tokens
+MODELS = ("llama", "gemma3", "qwen3_5")  # the small Gemma's windows are of 16 tokens
 NUM_REQUESTS, NUM_GROWING = 200, 40
 MAX_MODEL_LEN = 160
 VOCAB_SIZE = 300
@@ -186,7 +186,9 @@ def test_with_prefixes_found_is_as_alone(case: Case, threads: int) -> None:
             case.check(serve(engine, case.requests))
             after = engine.stats()
             queried = after.prefix_queried_tokens_total - before.prefix_queried_tokens_total
-            assert after.prefix_hit_tokens_total - before.prefix_hit_tokens_total > least_share * queried
+            found = after.prefix_hit_tokens_total - before.prefix_hit_tokens_total
+            has_states = any(group.num_states for group in engine.runner.cache_groups)
+            assert found == 0 if has_states else found > least_share * queried
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

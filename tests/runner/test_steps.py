@@ -17,14 +17,14 @@ VOCAB_SIZE = 32
 MAX_TOKENS = 100
 MAX_MODEL_LEN = 128
 POOL_BYTES = 4096
-GROUPS = [(128, None), (64, 20)]  # bytes of a block, window
+GROUPS: list[tuple[int, int | None, int]] = [(128, None, 0), (64, 20, 0)]  # bytes of a block, window, states
 GREEDY = SamplingParams(temperature=0)
 
 
 class StepRunner:
     """A runner whose body rows the test writes: row r of the step has logits rows[r]."""
 
-    def __init__(self, team: _native.Team) -> None:
+    def __init__(self, team: _native.Team, groups: list[tuple[int, int | None, int]] = GROUPS) -> None:
         self.hidden = _native.Buffer(MAX_TOKENS * VOCAB_SIZE * 4, "test")
         self.logits = _native.Buffer(32 * VOCAB_SIZE * 4, "test")
         self.pool = _native.Buffer(POOL_BYTES, "test")
@@ -37,7 +37,7 @@ class StepRunner:
             self.logits,
             logits_offset=0,
             logits_stride=VOCAB_SIZE,
-            cache_groups=GROUPS,
+            cache_groups=groups,
             num_slots=4,
             max_model_len=MAX_MODEL_LEN,
             max_num_tokens=MAX_TOKENS,
@@ -318,6 +318,44 @@ def test_memory_stays_while_the_runner_lives(runner: StepRunner) -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ([[0], []], None, "`0` blocks for `2` states"),
+        ([[0], [0]], None, "`1` blocks for `2` states"),
+        ([[0], [0, 1, 2, 3]], None, "`4` blocks for `2` states"),
+        ([[0], [0, 64]], None, "block `64` lies outside"),
+        ([[0], [0, 1]], {"new_blocks": [[], [2]]}, "`1` blocks for `2` states"),
+        ([[0], [0, 1]], {"new_blocks": [[], [2, 3, 4, 5]]}, "`4` blocks for `2` states"),
+        ([[0], [0, 1]], {"new_blocks": [[], []], "num_computed": 4}, "its states stand behind `5`"),
+        ([[0], [0, 1]], {"new_blocks": [[], []], "freed_blocks": [0, 1]}, "states can't be given back"),
+        ([[0], [0, 1]], {"new_blocks": [[0], [2, 3]], "reset": True}, "`2` blocks for `2` states"),
+    ],
+)
+def test_states_that_a_slot_can_not_have_are_refused(
+    team: _native.Team, first: list[list[int]], second: dict[str, Any] | None, message: str
+) -> None:
+    runner = StepRunner(team, [(64, None, 0), (64, None, 2)])
+    runner.native.enter(request(0, 7))
+    start = work(0, 0, 5, new_blocks=first, sample=False)
+    if second is not None:
+        runner.step([start])
+        start = SlotWork(**{"slot": 0, "num_computed": 5, "num_tokens": 1, "sample": False, **second})
+    with pytest.raises(ValueError, match=message):
+        runner.step([start])
+
+
+def test_states_go_on_in_place_move_and_start_behind_others(team: _native.Team) -> None:
+    runner = StepRunner(team, [(64, None, 0), (64, None, 2)])
+    runner.native.enter(request(0, 9))
+    runner.step([work(0, 0, 5, new_blocks=[[0], [0, 1]], sample=False)])
+    runner.step([work(0, 5, 1, new_blocks=[[], []], sample=False)])
+    runner.step([work(0, 6, 1, new_blocks=[[], [2, 3]], sample=False)])
+    runner.step([work(0, 7, 1, new_blocks=[[], []], sample=False)])
+    runner.step([work(0, 6, 1, new_blocks=[[0], [0, 1, 2, 3]], sample=False, reset=True)])
+    runner.step([work(0, 7, 1, new_blocks=[[], []], sample=False)])
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"logits_offset": 64}, "does not hold a tile"),
@@ -330,8 +368,9 @@ def test_memory_stays_while_the_runner_lives(runner: StepRunner) -> None:
         ({"num_slots": 1 << 40}, "`num_slots` is"),
         ({"max_model_len": 0}, "`max_model_len` is `0`"),
         ({"max_num_tokens": 1 << 33}, "`max_num_tokens` is"),
-        ({"cache_groups": [(POOL_BYTES + 1, None)]}, "`block_bytes` is `4097`"),
-        ({"cache_groups": [(64, -1)]}, "`window` is `-1`"),
+        ({"cache_groups": [(POOL_BYTES + 1, None, 0)]}, "`block_bytes` is `4097`"),
+        ({"cache_groups": [(64, -1, 0)]}, "`window` is `-1`"),
+        ({"cache_groups": [(64, None, -1)]}, "`num_states` is `-1`"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(team: _native.Team, change: dict[str, Any], message: str) -> None:

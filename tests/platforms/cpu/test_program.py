@@ -13,7 +13,7 @@ from pelton import _native
 from pelton.graph.formats import FORMATS
 from pelton.graph.program import Program, compile
 from pelton.platforms.cpu import CpuPlatform
-from pelton.platforms.cpu.kernels import KERNELS
+from pelton.platforms.cpu.platform import ALL_KERNELS
 from pelton.platforms.cpu.program import FORMAT_IDS, workspace_bytes
 from pelton.platforms.torch import TorchPlatform
 from pelton.platforms.torch.program import TorchProgram
@@ -118,7 +118,7 @@ def test_formats_are_numbered_as_the_native_library_does() -> None:
 
 def test_every_native_kernel_is_used_by_some_kernel() -> None:
     """But those of the runner."""
-    used = {name for kernel in KERNELS for name in kernel.native}
+    used = {name for kernel in ALL_KERNELS for name in kernel.native}
     for level, is_usable, _ in _native.levels():
         if is_usable:
             native = {name for name in _native.kernels(level) if not name.startswith("logits.")}
