@@ -8,8 +8,11 @@
 // in K order, whatever the number of rows and however they are cut. The one-row product is the tile of one row.
 //
 // Cost of a group for one (row, panel) at the 4-bit AVX-512BW tile, in operations of the two vector ports: 8
-// vpmaddubsw, 7 vpaddw, 1 vpmaddwd; outlier quad 4; conversion and scaling 3; minimum 1; zero point 2. 24 to 26 for 512
-// products, or 39 to 43 products a cycle. With VNNI: 9 vpdpbusd and 6 to 8 others.
+// vpmaddubsw, 7 vpaddw, 1 vpmaddwd; outlier quad 3; conversion and scaling 3; minimum 1; zero point 2. 23 to 25 for 512
+// products, or 41 to 45 products a cycle. With VNNI: 9 vpdpbusd and 6 to 8 others.
+// 8-bit codes without VNNI take the wide form: 16 vpmaddwd, 16 vpaddd, 3 others. Other exact ways are no shorter:
+// vpmaddubsw of |code| and x with the code's sign wants a vpmaddwd and a vpaddd for every quad, since two sums of it
+// overflow; two nibbles want every instruction of the narrow form twice.
 #pragma once
 
 #include "activation_blocks.h"
@@ -40,10 +43,10 @@ inline void widen_row(const uint8_t* blocks, int64_t k, int mode, int16_t* out) 
   for (int64_t g = 0; g < k / kGroup; ++g, out += kGroup) {
     if (mode == kModeExact) {
       const ExactBlock& block = reinterpret_cast<const ExactBlock*>(blocks)[g];
-      for (int i = 0; i < kGroup; ++i) out[i] = static_cast<int16_t>(block.lo[i] + 128 * block.hi[i]);
+      widen_32(out, block.lo, block.hi);
     } else {
       const OutlierBlock& block = reinterpret_cast<const OutlierBlock*>(blocks)[g];
-      for (int i = 0; i < kGroup; ++i) out[i] = block.lo[i];
+      widen_32(out, block.lo);
       for (int i = 0; i < 4; ++i) out[4 * block.hi_quad + i] += static_cast<int16_t>(128 * block.hi[i]);
     }
   }
@@ -108,9 +111,8 @@ PELTON_INLINE void outlier_products(const StripType* strips, int g, const Outlie
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int p = 0; p < kPanels; ++p) {
-      DotType dot;
-      dot.template add<0, 1>(DotType::load(strips[p].codes[g][blocks[r]->hi_quad]), blocks[r]->hi);
-      sums[r][p] = i32_shl(dot.sum(), 7);
+      const uint8_t* codes = strips[p].codes[g][0] + blocks[r]->hi_quad * int64_t{DotType::kCodeBytes};
+      sums[r][p] = DotType::quad_times_128(DotType::load(codes), blocks[r]->hi);
     }
   }
 }

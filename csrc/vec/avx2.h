@@ -182,6 +182,18 @@ PELTON_INLINE U8 u8_bits(U8 x) {
 
 PELTON_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low) {
+  store_256(out, _mm256_cvtepi8_epi16(load_128(low)));
+  store_256(out + 16, _mm256_cvtepi8_epi16(load_128(low + 16)));
+}
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low, const int8_t* high) {
+#pragma GCC unroll 2
+  for (int i = 0; i < 32; i += 16) {
+    const __m256i upper = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_128(high + i)), 7);
+    store_256(out + i, _mm256_add_epi16(_mm256_cvtepi8_epi16(load_128(low + i)), upper));
+  }
+}
+
 // vpmaddubsw leaves sums of two products in 16 bits. Sums of kDepth of them fit in 16 bits when
 // kDepth * 2 * 127 * (2^kBits - 1) <= 32767: 8 quads for up to 4 bits (30480), 4 for 5 bits (31496), 2 for 6 (32004).
 // 8-bit codes don't fit at all, and for 15-bit activations one vpmaddwd per half vector beats two passes with
@@ -232,6 +244,11 @@ struct Dot<kBits, false> {
     add_half<kQuad, kNumQuads>(partial.b, total.b, codes.b, x);
   }
   PELTON_INLINE I32 sum() const { return total; }
+  static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
+    const __m256i x = broadcast_quad(quad), factor = _mm256_set1_epi16(128);
+    return {_mm256_madd_epi16(_mm256_maddubs_epi16(codes.a, x), factor),
+            _mm256_madd_epi16(_mm256_maddubs_epi16(codes.b, x), factor)};
+  }
 };
 
 // 16-bit codes times 16-bit activations; K pair 0 of all lanes, then K pair 1.
@@ -278,6 +295,9 @@ struct Dot<kBits, true> {
 // broadcast activation and one product: 2 * 1 * 4 + 2 + 2 = 12.
 inline constexpr int kTileRows = 2;
 inline constexpr int kTilePanels = 1;
+// Of float products: 3 * 2 * 2 accumulators, three broadcast activations, one register of weights: 16.
+inline constexpr int kFloatTileRows = 3;
+inline constexpr int kFloatTilePanels = 2;
 
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL

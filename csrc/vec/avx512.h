@@ -124,6 +124,15 @@ PELTON_INLINE U8 u8_bits(U8 a) {
 
 PELTON_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
+PELTON_INLINE __m512i words_from_bytes(const int8_t* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low) { _mm512_storeu_si512(out, words_from_bytes(low)); }
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low, const int8_t* high) {
+  const __m512i upper = _mm512_slli_epi16(words_from_bytes(high), 7);
+  _mm512_storeu_si512(out, _mm512_add_epi16(words_from_bytes(low), upper));
+}
+
 template <int kBits, bool kWide>
 struct Dot;
 
@@ -158,6 +167,9 @@ struct Dot<kBits, false> {
     total = _mm512_dpbusd_epi32(total, codes, broadcast_quad(quad));
   }
   PELTON_INLINE I32 sum() const { return {total}; }
+  static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
+    return {_mm512_slli_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, broadcast_quad(quad)), 7)};
+  }
 };
 
 #else
@@ -193,6 +205,9 @@ struct Dot<kBits, false> {
     }
   }
   PELTON_INLINE I32 sum() const { return {total}; }
+  static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
+    return {_mm512_madd_epi16(_mm512_maddubs_epi16(codes, broadcast_quad(quad)), _mm512_set1_epi16(128))};
+  }
 };
 
 #endif
@@ -232,6 +247,9 @@ struct Dot<kBits, true> {
 // 8 independent chains cover the latency of 4-5 cycles at two operations a cycle.
 inline constexpr int kTileRows = 4;
 inline constexpr int kTilePanels = 2;
+// Of float products: 8 * 2 accumulators, two registers of weights, one broadcast activation: 19.
+inline constexpr int kFloatTileRows = 8;
+inline constexpr int kFloatTilePanels = 2;
 
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL

@@ -141,6 +141,13 @@ PELTON_INLINE U8 u8_bits(U8 a) {
 
 PELTON_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low) {
+  for (int i = 0; i < 32; ++i) out[i] = low[i];
+}
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low, const int8_t* high) {
+  for (int i = 0; i < 32; ++i) out[i] = static_cast<int16_t>(low[i] + 128 * high[i]);
+}
+
 template <int kBits, bool kExact>
 inline constexpr bool kUseWide = false;
 
@@ -168,11 +175,18 @@ struct Dot {
     add_dot_products(total, codes, quad);
   }
   PELTON_INLINE I32 sum() const { return total; }
+  static PELTON_INLINE I32 quad_times_128(const Codes& codes, const void* quad) {
+    Dot dot;
+    dot.add<0, 1>(codes, quad);
+    return i32_shl(dot.total, 7);
+  }
 };
 
 // Arrays live in memory anyway: the smallest tile.
 inline constexpr int kTileRows = 1;
 inline constexpr int kTilePanels = 1;
+inline constexpr int kFloatTileRows = 1;
+inline constexpr int kFloatTilePanels = 1;
 
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL

@@ -167,6 +167,17 @@ PELTON_INLINE U8 u8_bits(U8 a) {
 
 PELTON_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 32; i += 8) vst1q_s16(out + i, vmovl_s8(vld1_s8(low + i)));
+}
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low, const int8_t* high) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 32; i += 8) {
+    vst1q_s16(out + i, vaddw_s8(vshlq_n_s16(vmovl_s8(vld1_s8(high + i)), 7), vld1_s8(low + i)));
+  }
+}
+
 template <int kBits, bool kExact>
 inline constexpr bool kUseWide = false;
 
@@ -216,6 +227,11 @@ struct Dot {
              vpaddq_s32(pairs[6], pairs[7])}};
   }
 #endif
+  static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
+    Dot dot;
+    dot.add<0, 1>(codes, quad);
+    return i32_shl(dot.sum(), 7);
+  }
 };
 
 // 32 registers of a quarter of a vector: per (row, panel) four integer (eight without SDOT) and four float
@@ -226,6 +242,9 @@ inline constexpr int kTileRows = 3;  // 3 * 8 + 4 + 1 = 29
 inline constexpr int kTileRows = 2;  // 2 * 12 + 4 + 1 = 29
 #endif
 inline constexpr int kTilePanels = 1;
+// Of float products: 5 * 1 * 4 accumulators, four registers of weights, one broadcast activation: 25.
+inline constexpr int kFloatTileRows = 5;
+inline constexpr int kFloatTilePanels = 1;
 
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL

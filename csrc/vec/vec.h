@@ -30,6 +30,8 @@
 //         u8_bits<kShift, kMask>(U8)    per byte (x >> kShift) & kMask, or x << -kShift; the mask keeps only bits that
 //                                       come from the same byte
 //         prefetch(const void*)                                             into all caches, a hint
+//   int16 widen_32(int16_t* out, const int8_t* low)                         32 numbers
+//         widen_32(int16_t* out, const int8_t* low, const int8_t* high)     low + 128 * high
 //
 //   Dot<kBits, kWide>  an accumulator of exact products of codes of kBits bits with activations, for 16 lanes and 4 K
 //   at a time. Narrow: activations are int8 in [-127, 127]. Wide: int16 in [-16319, 16319]. Each level says
@@ -42,6 +44,7 @@
 //        using Codes; static Codes load(const uint8_t*)  one expanded vector
 //        void add<kQuad, kNumQuads>(Codes, const void* quad)   called once for each kQuad = 0 .. kNumQuads - 1 in order
 //        I32 sum()
+//        static I32 quad_times_128(Codes, const void* quad)    128 times the products of four activations
 //   Levels without a dot-product instruction keep 16-bit partial sums as long as they can't overflow.
 //
 // Each level's file ends with the tile sizes that its registers allow (kTileRows, kTilePanels), derived in a comment.
