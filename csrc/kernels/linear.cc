@@ -313,7 +313,7 @@ int64_t linear_gated_pieces(const Node& node, const Step& step) {
   return cut.num_blocks * cut.num_runs;
 }
 
-// One row of one strip: combines gate and up in place of the gate, then writes floats and blocks.
+// One row of one strip: combines gate and up in place of the gate, and writes floats.
 void store_gated_row(const Gated& gated, int64_t strip, int64_t row, float* gate, const float* up) {
   const int64_t column = strip * kStripColumns;
   for (int p = 0; p < kStripPanels; ++p) {
@@ -327,10 +327,8 @@ void store_gated_row(const Gated& gated, int64_t strip, int64_t row, float* gate
     f32_store(gate + p * kLanes, value);
     if (gated.out) f32_store_partial(gated.out + row * gated.out_stride + first, value, lanes);
   }
-  if (gated.blocks == nullptr) return;
-  uint8_t* row_blocks = gated.blocks + row * activation_row_bytes(gated.gate.n, gated.blocks_mode);
-  quantise_row(gate, kStripColumns, gated.blocks_mode, row_blocks + strip * activation_block_bytes(gated.blocks_mode));
 }
+static_assert(kStripColumns == kGroup, "a strip's row is one block");
 
 void linear_gated_run(const Node& node, const Step& step, int64_t piece, Scratch& scratch) {
   const Gated gated = make_gated(node);
@@ -344,6 +342,10 @@ void linear_gated_run(const Node& node, const Step& step, int64_t piece, Scratch
       const int64_t offset = (row - region.first_row) * kStripColumns;
       store_gated_row(gated, strip, row, gate + offset, up + offset);
     }
+    if (gated.blocks == nullptr) continue;
+    const int64_t row_bytes = activation_row_bytes(gated.gate.n, gated.blocks_mode);
+    uint8_t* blocks = gated.blocks + region.first_row * row_bytes + strip * activation_block_bytes(gated.blocks_mode);
+    quantise_groups(gate, kStripColumns, region.last_row - region.first_row, gated.blocks_mode, blocks, row_bytes);
   }
 }
 
