@@ -9,8 +9,10 @@
 #include "cpu_features.h"
 #include "self_test.h"
 
-// One line PELTON_FAMILY(level, family) per object file of a kernel family, written by the build.
-#define PELTON_FAMILY(level, family) extern "C" const pelton::KernelEntry* pelton_##level##_##family(int32_t* count);
+// One line PELTON_FAMILY(level, family, built) per kernel family of a level, written by the build. built: the level
+// whose object it is, this one or its base.
+#define PELTON_FAMILY(level, family, built) \
+  extern "C" const pelton::KernelEntry* pelton_##built##_##family(int32_t* count);
 #include "kernel_registry.inc"
 #undef PELTON_FAMILY
 
@@ -23,7 +25,7 @@ struct Export {
 };
 
 constexpr Export kExports[] = {
-#define PELTON_FAMILY(level, family) {#level, pelton_##level##_##family},
+#define PELTON_FAMILY(level, family, built) {#level, pelton_##built##_##family},
 #include "kernel_registry.inc"
 #undef PELTON_FAMILY
     {nullptr, nullptr},  // an array may not be empty

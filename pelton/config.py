@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from pelton.errors import UsageError
 from pelton.setting_kinds import (
     AUTO_CONTEXT,
@@ -26,6 +28,7 @@ from pelton.setting_kinds import (
     FILE,
     FLAG,
     NAMES,
+    ORIGINS,
     PATH,
     PORT,
     SIZE,
@@ -148,7 +151,7 @@ class ServerSettings:
     max_tokens_default: int = _setting(2048, COUNT, "tokens of an answer where the request does not say")
     drain_timeout_s: float = _setting(30.0, DURATION, "how long running requests may go on once told to stop")
     cors_origin: tuple[str, ...] = _setting(
-        (), NAMES, "origins of web pages that may call this server, as `https://example.org`, or `*`"
+        (), ORIGINS, "origins of web pages that may call this server, as `https://example.org`, or `*`"
     )
     strict_params: bool = _setting(False, FLAG, "a request field that is not known is an error, not ignored and told")
     always_include_usage: bool = _setting(
@@ -199,8 +202,7 @@ class Settings:
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """One setting as a flag, a TOML key and a line of documentation."""
 
     name: str
@@ -215,8 +217,7 @@ class Option:
         return "--" + self.name.replace("_", "-")
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(msgspec.Struct, frozen=True):
     """The four variables that Pelton reads; None where one is not set.
 
     cache_dir PELTON_CACHE_DIR, offline PELTON_OFFLINE, log_level PELTON_LOG_LEVEL, api_key PELTON_API_KEY.
@@ -284,7 +285,7 @@ def load_settings(overrides: Mapping[str, Any] | None = None, file: Path | None 
         for name, value in layer.items():
             if name not in known:
                 raise _unknown(name, place, known)
-            values[name] = _parse(known[name], value)
+            values[name] = _parse(known[name], value, f" in {place}" if source == "file" else "")
             sources[name] = source
     values["cache_dir"] = values["cache_dir"].expanduser()
 
@@ -300,11 +301,11 @@ def load_settings(overrides: Mapping[str, Any] | None = None, file: Path | None 
     )
 
 
-def _parse(option: Option, value: Any) -> Any:
+def _parse(option: Option, value: Any, place: str) -> Any:
     try:
         return option.kind.parse(value)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise UsageError(f"`{option.name}` is `{value}`; it takes {option.kind.takes}") from error
+        raise UsageError(f"`{option.name}`{place} is `{value}`; it takes {option.kind.takes}") from error
 
 
 def _unknown(name: str, place: str, known: Mapping[str, Option]) -> UsageError:

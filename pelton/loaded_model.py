@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
+
+import msgspec
 
 from pelton.config import NATIVE_ENGINE, Settings
 from pelton.engine.engine import Engine
@@ -19,8 +20,7 @@ from pelton.text_model import TextModel, load_text_model
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(msgspec.Struct, frozen=True):
     text: TextModel
     engine: Engine
     plan: Plan

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from pelton.engine.request import FinishReason, RequestTimes
 
 
-@dataclass(slots=True)
-class Logprob:
+class Logprob(msgspec.Struct):
     """rank: in the vocabulary, 1 for the most likely. decoded_token: the token's own text, which may be part of a
     character (then U+FFFD)."""
 
@@ -21,8 +20,7 @@ class Logprob:
 PositionLogprobs = dict[int, Logprob]
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct):
     """One choice.
 
     token_ids:           with the end-of-sequence or stop token, if one came.
@@ -46,8 +44,7 @@ class CompletionOutput:
     times: RequestTimes | None = None
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct):
     """One request.
 
     prompt:           None if it was given as token ids.

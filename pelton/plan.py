@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pelton.cache.groups import (
     BLOCK_TOKENS,
@@ -42,8 +43,7 @@ _MIB = 1 << 20
 _LATE_POSITION = 4000  # of a long prompt, to show what is left of a step there
 
 
-@dataclass(frozen=True)
-class ModelFacts:
+class ModelFacts(msgspec.Struct, frozen=True):
     """What the plan must know of a model, all from headers.
 
     max_position:          longest context that it was made for.
@@ -67,8 +67,7 @@ class ModelFacts:
     attention_per_position: int
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """One value with where it comes from ("default", "file", "environment", "user", "derived") and why."""
 
     name: str
@@ -77,8 +76,7 @@ class Decision:
     reason: str
 
 
-@dataclass(frozen=True)
-class MemoryLine:
+class MemoryLine(msgspec.Struct, frozen=True):
     """One row of the memory table. detail: how it comes about."""
 
     name: str
@@ -86,8 +84,7 @@ class MemoryLine:
     detail: str
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What will be loaded and how.
 
     decisions:  every setting of the engine, by name.

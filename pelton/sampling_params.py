@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+from msgspec.structs import force_setattr
 
 from pelton.errors import UsageError
 
@@ -18,8 +20,7 @@ MAX_STOP_CHARACTERS = 1024
 LEAST_POSITIVE = 2.0**-126
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(msgspec.Struct, frozen=True):
     """Names and defaults as in vLLM's offline API, so that a script changes one import.
 
     n:                  independent choices per prompt, 1 to 16.
@@ -46,7 +47,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -59,9 +60,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
-        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _dict("logit_bias", self.logit_bias))
+        force_setattr(self, "stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
+        force_setattr(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
+        force_setattr(self, "logit_bias", _dict("logit_bias", self.logit_bias))
         _check_integer("n", self.n, 1, MAX_CHOICES)
         _check("temperature", self.temperature, 0.0, 100.0)
         _check_integer("top_k", self.top_k, -1, 1 << 31)

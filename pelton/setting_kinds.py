@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
 _LEAST_CONTEXT = 2  # tokens: one of prompt and one of answer
@@ -14,11 +15,11 @@ _MAX_ROWS = 1 << 30  # rows of a step are 32-bit numbers in native code
 _MAX_DURATION_S = 30 * 86400.0
 _SECONDS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}
 _DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*(|ms|s|m|h)")
+_ORIGIN_PATTERN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", re.IGNORECASE)  # as browsers send it: RFC 6454, 6.1
 _SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """How a setting's value is written. parse: from a TOML value or a flag's text; raises ValueError."""
 
     metavar: str
@@ -75,6 +76,13 @@ def _parse_names(value: Any) -> tuple[str, ...]:
     return tuple(parse_text(name).strip() for name in names)
 
 
+def _parse_origins(value: Any) -> tuple[str, ...]:
+    origins = _parse_names(value)
+    if not all(origin == "*" or _ORIGIN_PATTERN.fullmatch(origin) for origin in origins):
+        raise ValueError
+    return origins
+
+
 def _parse_path(value: Any) -> Path:
     return Path(value).expanduser()
 
@@ -125,6 +133,7 @@ FLAG = Kind("", "`true` or `false`", _parse_flag)
 TEXT = Kind("NAME", "a text", parse_text)
 AUTO_TEXT = Kind("NAME|auto", "a name, or `auto`", _auto(parse_text))
 NAMES = Kind("NAME,…", "names with commas between them, or a list", _parse_names)
+ORIGINS = Kind("ORIGIN,…", "`*`, or origins as `https://example.org:8443` with commas between them", _parse_origins)
 AUTO_NAMES = Kind("NAME,…|auto", "names with commas between them, a list, or `auto`", _auto(_parse_names))
 PATH = Kind("DIRECTORY", "a path", _parse_path)
 FILE = Kind("FILE", "a path", _auto(_parse_path))

@@ -6,9 +6,10 @@ It is loaded from a checkpoint's header alone, so that a process which only spea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
+
+import msgspec
 
 from pelton.errors import ChatTemplateError, UsageError
 from pelton.recommended_sampling import recommended_sampling
@@ -33,8 +34,7 @@ Message = Mapping[str, Any]
 _TEMPLATE_ARGUMENTS = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "max_bytes"}
 
 
-@dataclass(frozen=True)
-class TextModel:
+class TextModel(msgspec.Struct, frozen=True):
     """name: as it was asked for. sampling_defaults: fields of SamplingParams that the model's files recommend."""
 
     name: str

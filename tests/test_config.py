@@ -114,6 +114,9 @@ def test_auto_is_none_and_lists_take_commas() -> None:
         ("model", ""),
         ("disabled_kernels", 3),
         ("cache_dir", 5),
+        ("cors_origin", "foo bar"),
+        ("cors_origin", "example.org"),
+        ("cors_origin", "https://example.org/path"),
     ],
 )
 def test_a_value_that_cannot_be_is_named(name: str, value: object) -> None:
@@ -131,6 +134,13 @@ def test_an_unknown_key_in_a_file_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "pelton.toml"
     file.write_text("colour = 1\n")
     with pytest.raises(UsageError, match=r"`colour` in `.*pelton\.toml` is not a setting"):
+        load_settings(file=file)
+
+
+def test_a_value_that_cannot_be_names_the_file_that_gives_it(tmp_path: Path) -> None:
+    file = tmp_path / "pelton.toml"
+    file.write_text("threads = -1\n")
+    with pytest.raises(UsageError, match=r"`threads` in `.*pelton\.toml` is `-1`; it takes"):
         load_settings(file=file)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from pelton.cache.groups import BLOCK_TOKENS, CacheGroupSpec, blocks_for, invisible_blocks, peak_blocks, peak_slabs
 from pelton.cache.pool import BlockPool
@@ -17,8 +18,7 @@ from pelton.cache.prefix import KeyChain
 _SECRET_BYTES = 64
 
 
-@dataclass(slots=True)
-class _Tables:
+class _Tables(msgspec.Struct):
     """One slot's blocks.
 
     All groups cover the same num_blocks blocks of tokens; of these, freed[group] leading ones have been given back, and
@@ -40,11 +40,10 @@ class _Tables:
     num_keyed: int
     coming: Sequence[bytes]
     peak_slabs: int
-    foreign: set[int] = field(default_factory=set)
+    foreign: set[int] = msgspec.field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """What changed in a slot's tables.
 
     new_blocks:    per group, the offsets that were appended. Of blocks that count as given back from the start there

@@ -7,7 +7,9 @@ import select
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+
+import msgspec
+from msgspec.structs import asdict
 
 from pelton.errors import RequestError, UsageError
 from pelton.outputs import RequestOutput
@@ -16,8 +18,7 @@ from pelton.outputs import RequestOutput
 PIPE_WAIT_S = 1.0
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """finish_reason: "stop", "length" or "interrupted". Times from the request to the first and the last token."""
 
     text: str

@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from pelton.cli.answering import Answer, is_terminal, prompt_and_pipe, show
 from pelton.cli.options import SAMPLING, add_json, add_sampling, add_settings, sampling_given, settings_from

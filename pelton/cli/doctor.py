@@ -7,15 +7,16 @@ import json
 import os
 import platform
 import sys
-from dataclasses import asdict, dataclass
+
+import msgspec
+from msgspec.structs import asdict
 
 from pelton.cli.options import add_json
 
 BANDWIDTH_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One line. status: ok, warn or fail. fix: what to do, empty when ok."""
 
     name: str

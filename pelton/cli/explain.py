@@ -6,8 +6,9 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from pelton.cli.options import add_json, add_settings, settings_from
 from pelton.config import DEFAULT_MODEL
@@ -18,6 +19,7 @@ from pelton.text.gguf_vocabulary import NATIVE_MODELS
 from pelton.text.pre_tokenizers import verification
 
 if TYPE_CHECKING:
+    from pelton.measure.rates import Prediction
     from pelton.runner.assembly import PreparedModel
     from pelton.weights.checkpoint import Checkpoint
 
@@ -74,7 +76,7 @@ def describe(model: PreparedModel) -> dict[str, Any]:
         "platform": {"name": model.platform.name, **model.platform.facts()},
         "settings": [asdict(decision) for decision in plan.decisions.values()],
         "memory": [asdict(line) for line in plan.memory],
-        "speed": asdict(predicted_speed(model, _PROMPT_LENGTHS, _STREAMS)),
+        "speed": _speed(predicted_speed(model, _PROMPT_LENGTHS, _STREAMS)),
         "reductions": list(plan.reductions),
         "tensors": [
             {
@@ -88,6 +90,10 @@ def describe(model: PreparedModel) -> dict[str, Any]:
         ],
         "nodes": [asdict(row) for row in model.program.describe()],
     }
+
+
+def _speed(prediction: Prediction) -> dict[str, Any]:
+    return {"read_bytes_per_s": prediction.read_bytes_per_s, "rows": [asdict(row) for row in prediction.rows]}
 
 
 def _tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:

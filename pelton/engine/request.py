@@ -22,12 +22,14 @@ class RequestTimes(msgspec.Struct, frozen=True):
 
     arrived_s:      it was added.          started_s:   it got its slot, the first time if it was preempted since.
     first_token_s:  None if it failed before.           finished_s:  the step that ended it was computed.
+    num_preemptions:  how often it made room for others and was computed anew.
     """
 
     arrived_s: float
     started_s: float
     first_token_s: float | None
     finished_s: float
+    num_preemptions: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,6 +81,7 @@ class Request:
         "max_output",
         "num_cached_tokens",
         "num_computed",
+        "num_preemptions",
         "num_prompt",
         "num_prompt_logprobs",
         "order",
@@ -125,6 +128,7 @@ class Request:
         self.chain: KeyChain | None = None
         self.awaited_key: bytes | None = None
         self.num_cached_tokens = 0
+        self.num_preemptions = 0
         self.arrived_s = arrived_s
         self.started_s: float | None = None
         self.first_token_s: float | None = None
@@ -208,7 +212,7 @@ class Request:
 
     def _times(self, now_s: float) -> RequestTimes:
         assert self.started_s is not None, "a request ends that has never run"
-        return RequestTimes(self.arrived_s, self.started_s, self.first_token_s, now_s)
+        return RequestTimes(self.arrived_s, self.started_s, self.first_token_s, now_s, self.num_preemptions)
 
     def _finish_after(self, token_id: int) -> None:
         num_output = self.num_output

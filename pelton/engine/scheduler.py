@@ -264,6 +264,7 @@ class Scheduler:
             draft.budget += dropped.num_tokens
         draft.has_preempted = True
         self.num_preemptions += 1
+        request.num_preemptions += 1
         self._stop_running(request)
         request.num_computed = 0
         insort(self.waiting, request, key=_ORDER)

@@ -134,7 +134,11 @@ class EngineStream:
     def _own_times(self, choice: int, times: RequestTimes) -> RequestTimes:
         """As seen from here: the engine that ended it knows nothing of those before."""
         return RequestTimes(
-            self._arrived_s, self._started_s or times.started_s, self._first_token_s.get(choice), times.finished_s
+            self._arrived_s,
+            self._started_s or times.started_s,
+            self._first_token_s.get(choice),
+            times.finished_s,
+            times.num_preemptions,
         )
 
     def _without_repeated(self, progress: Progress) -> Progress:

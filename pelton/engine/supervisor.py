@@ -11,8 +11,9 @@ import copy
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from pelton import errors
 from pelton.engine.messages import EndTokens, Failed, Loading, Ready, Start, StepFailed, StepReport, ToClient, ToEngine
@@ -24,8 +25,7 @@ logger = logging.getLogger(__name__)
 State = Literal["loading", "ready", "restarting", "dead", "closed"]
 
 
-@dataclass(frozen=True)
-class RestartPolicy:
+class RestartPolicy(msgspec.Struct, frozen=True):
     """When a process that died is started again: after a delay that doubles with each death of the last `window_s`
     seconds, but not after more than max_deaths of them."""
 

@@ -7,7 +7,8 @@ happens if the provider of its members has a kernel for it that does not decline
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from pelton.graph.graph import Node, Value
 from pelton.graph.kernel import CompileSettings, Group, Kernel

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     from pelton.graph.op import Op
@@ -21,15 +22,17 @@ ROWS = "rows"
 Shape = tuple[Dim, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Value:
+class Value(msgspec.Struct, frozen=True, eq=False):
     """One edge of the graph. dtype fixes where a rounding happens: "float32" everywhere but ids and positions."""
 
-    graph: Graph = field(repr=False)
+    graph: Graph
     name: str
     shape: Shape
     dtype: str
-    producer: Node | None = field(repr=False, default=None)
+    producer: Node | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}: {self.dtype} {list(self.shape)})"  # not the graph, which has it too
 
 
 def is_matrix(value: Value) -> bool:
@@ -43,16 +46,14 @@ def columns(value: Value) -> int:
     return size
 
 
-@dataclass(frozen=True, eq=False)
-class Parameter(Value):
+class Parameter(Value, frozen=True, eq=False):
     """A weight, filled by the loader. Its stored format is known only when a program is compiled.
 
     logical shape [out, in] for matrices, [n] for vectors.
     """
 
 
-@dataclass(frozen=True)
-class CacheLayer:
+class CacheLayer(msgspec.Struct, frozen=True):
     """Where one attention layer keeps its keys and values: a layer of a cache group.
 
     group: index into Graph.cache_groups. layer: index among the group's layers.
@@ -64,8 +65,7 @@ class CacheLayer:
     head_dim: int
 
 
-@dataclass(frozen=True)
-class StateLayer:
+class StateLayer(msgspec.Struct, frozen=True):
     """Where one recurrent layer keeps its state: one block per sequence, however long that is.
 
     group: index into Graph.cache_groups. layer: index among the group's layers. num_floats: float32 values of a state.
@@ -76,8 +76,7 @@ class StateLayer:
     num_floats: int
 
 
-@dataclass
-class CacheGroup:
+class CacheGroup(msgspec.Struct):
     """Layers that share block tables because they forget alike.
 
     window: tokens that attention layers see; None forgets nothing.
@@ -85,20 +84,19 @@ class CacheGroup:
     """
 
     window: int | None
-    layers: list[CacheLayer] = field(default_factory=list)
+    layers: list[CacheLayer] = msgspec.field(default_factory=list)
     state_floats: int | None = None
-    state_layers: list[StateLayer] = field(default_factory=list)
+    state_layers: list[StateLayer] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True, eq=False)
-class Node:
+class Node(msgspec.Struct, frozen=True, eq=False):
     """One operation. name: "layers.3.mlp.down", unique; a program captures outputs by it."""
 
     name: str
     op: Op
     inputs: tuple[Value, ...]
     attributes: Mapping[str, Any]
-    outputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = msgspec.field(default_factory=list)
 
     @property
     def output(self) -> Value:

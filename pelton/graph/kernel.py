@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Protocol
+
+import msgspec
 
 from pelton.graph.graph import Graph, Node, Value
 
@@ -17,8 +18,7 @@ from pelton.graph.graph import Graph, Node, Value
 FUSIONS = ("linear_gated", "segments", "attention_prepare", "quantise", "residual")
 
 
-@dataclass(frozen=True)
-class CompileSettings:
+class CompileSettings(msgspec.Struct, frozen=True):
     """What a program is compiled for.
 
     formats:          parameter name → the format that the files hold it in.
@@ -43,16 +43,14 @@ class CompileSettings:
     capture: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class PassedOver:
+class PassedOver(msgspec.Struct, frozen=True):
     """A kernel that could have been meant, and why it is not used."""
 
     kernel: str
     reason: str
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
+class Group(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Nodes that one kernel computes together; `kind` is an op's name or that of a fused kernel.
 
     outputs:  the members' outputs that something outside reads: those are written, the others exist nowhere.
@@ -64,7 +62,7 @@ class Group:
     members: tuple[Node, ...]
     kernel: Kernel
     passed_over: tuple[PassedOver, ...] = ()
-    in_place: Mapping[Value, Value] = field(default_factory=dict)
+    in_place: Mapping[Value, Value] = msgspec.field(default_factory=dict)
     outputs: tuple[Value, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -128,8 +126,7 @@ class Provider(ABC):
     def kinds(self) -> Sequence[str]: ...
 
 
-@dataclass(frozen=True)
-class Packing:
+class Packing(msgspec.Struct, frozen=True):
     """A parameter in one layout. format: as the files hold it."""
 
     parameter: str
@@ -139,8 +136,7 @@ class Packing:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class CacheGroupLayout:
+class CacheGroupLayout(msgspec.Struct, frozen=True):
     """Bytes of one block of a cache group, and where in it each layer's keys and values start."""
 
     block_bytes: int

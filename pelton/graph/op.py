@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+import msgspec
 
 from pelton.graph.graph import CacheLayer, Shape, Value
 from pelton.graph.step import StepContext
@@ -18,8 +19,7 @@ OPS: dict[str, Op] = {}
 FLOAT32_EPSILON = 2.0**-24  # relative error of one rounding to nearest
 
 
-@dataclass(frozen=True)
-class ExampleInput:
+class ExampleInput(msgspec.Struct, frozen=True):
     """One input of an example.
 
     role:  "values" float32 [rows, columns], "weight" a parameter, "token_ids", "positions" or "row_index" of the step.
@@ -32,8 +32,7 @@ class ExampleInput:
     range: float = 1.0
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(msgspec.Struct, frozen=True):
     """One set of inputs that a kernel must get right; its numbers are drawn from a seed made of its name.
 
     sequences:   (num_rows, context) of each sequence of the step.
@@ -44,7 +43,7 @@ class Example:
 
     name: str
     inputs: tuple[ExampleInput, ...]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = msgspec.field(default_factory=dict)
     sequences: tuple[tuple[int, int], ...] = ((1, 0),)
     logit_rows: tuple[int, ...] = (0,)
     dim: str = "tokens"

@@ -6,7 +6,9 @@ Computed from headers only: no weight is read and nothing is allocated. The plat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from pelton.errors import KernelError, UsageError
 from pelton.graph.fuse import Fuser
@@ -18,8 +20,7 @@ HEAD_ROWS = 32  # rows of logits that exist at a time
 ALIGNMENT = 64  # bytes: of every buffer and row
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Where a value lives in the arena."""
 
     offset: int
@@ -31,8 +32,7 @@ class Place:
         return self.row_bytes * self.num_rows
 
 
-@dataclass(frozen=True)
-class NodeRow:
+class NodeRow(msgspec.Struct, frozen=True):
     """A line of `explain`. formats: of the weights that it reads. reasons: why not another kernel, or not fused."""
 
     node: str
@@ -41,8 +41,7 @@ class NodeRow:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(msgspec.Struct, frozen=True):
     """groups: in order of execution, those over all tokens first, then those over rows that need logits.
 
     arena_bytes: for all intermediates of the largest step. head_bytes: for those of a tile of logits alone.

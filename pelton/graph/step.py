@@ -6,14 +6,14 @@ It knows no blocks and no devices: how a cache is laid out is its owner's affair
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from pelton.graph.graph import CacheLayer
 
 
-@dataclass(frozen=True)
-class SequenceRows:
+class SequenceRows(msgspec.Struct, frozen=True):
     """Rows [first_row, first_row + num_rows) hold this sequence's tokens at positions [context, context + num_rows)."""
 
     first_row: int
@@ -36,8 +36,7 @@ class Cache(Protocol):
         window of this layer reaches may hold anything finite."""
 
 
-@dataclass(frozen=True)
-class StepContext:
+class StepContext(msgspec.Struct, frozen=True):
     """What a reference may ask beyond its inputs."""
 
     sequences: tuple[SequenceRows, ...]

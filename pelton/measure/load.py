@@ -6,23 +6,22 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from pelton.errors import DownloadError
 from pelton.measure.sse_client import Endpoint, HttpError, post_events
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """One request: a prompt (a text, or token ids) and how many tokens of answer it wants."""
 
     prompt: str | list[int]
     max_tokens: int
 
 
-@dataclass
-class Outcome:
+class Outcome(msgspec.Struct):
     """What came of one request; moments in seconds of `time.perf_counter`.
 
     moments:  when each event with text came. A server may put several tokens into one.
@@ -30,7 +29,7 @@ class Outcome:
     """
 
     sent: float
-    moments: list[float] = field(default_factory=list)
+    moments: list[float] = msgspec.field(default_factory=list)
     ended: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -57,8 +56,7 @@ class Outcome:
         return [later - earlier for earlier, later in zip(self.moments, self.moments[1:], strict=False)]
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """Where and how to ask. dialect: "completions" or "chat". extra: fields that are added to every body."""
 
     endpoint: Endpoint

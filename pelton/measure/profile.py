@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import asdict
 
 from pelton import _native
 from pelton.cache.groups import OFFSET_UNIT
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
     from pelton.platforms.cpu.program import CpuProgram
 
 
-@dataclass(frozen=True)
-class ProfileRow:
+class ProfileRow(msgspec.Struct, frozen=True):
     """All nodes that one kernel computes on weights of the same formats. Seconds of a step."""
 
     kernel: str

@@ -6,8 +6,10 @@ What they mean is said in measure/roofline.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from pelton import _native
 from pelton.cache.groups import OFFSET_UNIT, blocks_for
@@ -31,8 +33,7 @@ BANDWIDTH_BYTES = 128 << 20
 MATRIX_PRODUCTS = 1 << 20  # of a row: enough to outweigh the start of a node, few enough to stay in the cache
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True):
     """read_bytes_per_s: what the memory gave."""
 
     read_bytes_per_s: float

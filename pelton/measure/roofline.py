@@ -7,7 +7,8 @@ knows the graph's costs and a machine's rates, and times nothing itself (measure
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pelton.cache.groups import BLOCK_TOKENS
 from pelton.graph.graph import TOKENS, Node, Parameter, Value
@@ -17,8 +18,7 @@ from pelton.graph.program import Program, dimension
 DECODE_CONTEXT = 64  # tokens
 
 
-@dataclass(frozen=True)
-class ProductRate:
+class ProductRate(msgspec.Struct, frozen=True):
     """Seconds per multiplication of one row with weights in the cache, at some numbers of rows at once.
 
     rows:  rising. seconds: as many. Between them it changes linearly, beyond them not at all.
@@ -35,8 +35,7 @@ class ProductRate:
         return self.seconds[-1]
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(msgspec.Struct, frozen=True):
     """What a machine does, measured with the kernels that the program uses.
 
     read_bytes_per_s:  from memory, by all threads together.
@@ -62,8 +61,7 @@ class Rates:
         return self.activation_s.get(node.attributes.get("activation", ""), self.norm_s)
 
 
-@dataclass(frozen=True)
-class StepShape:
+class StepShape(msgspec.Struct, frozen=True):
     """Rows of a step: `sequences` of them at once, each with `rows_each` new tokens behind `context` others.
 
     logit_rows: rows that reach the head.
@@ -87,8 +85,7 @@ class StepShape:
         return self.context + (self.rows_each + 1) / 2
 
 
-@dataclass(frozen=True)
-class GroupTime:
+class GroupTime(msgspec.Struct, frozen=True):
     """What a group of nodes must take. bound: "memory" or "arithmetic", whichever is longer."""
 
     group: Group
@@ -136,8 +133,7 @@ def _row_values(values: Sequence[Value]) -> int:
     return sum(size for size in sizes if isinstance(size, int))
 
 
-@dataclass(frozen=True)
-class SpeedRow:
+class SpeedRow(msgspec.Struct, frozen=True):
     """A rate that a user would see. bound: what takes most of the time."""
 
     name: str

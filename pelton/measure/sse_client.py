@@ -9,9 +9,10 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from pelton.errors import DownloadError, UsageError
 
@@ -19,8 +20,7 @@ _MAX_LINE_BYTES = 1 << 20
 _MAX_BODY_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """A server. path_prefix: what stands before `/v1/...`, without a slash at its end."""
 
     host: str

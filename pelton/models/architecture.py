@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
+
+import msgspec
 
 from pelton.graph.graph import Graph
 from pelton.models.spec import ModelSpec
@@ -32,8 +33,7 @@ class CheckpointHeader(Protocol):
     def read_vector(self, name: str) -> Sequence[float]: ...
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(msgspec.Struct, frozen=True):
     """Fills one parameter from one tensor.
 
     row_order:  parameter row i is tensor row row_order[i].
@@ -46,8 +46,7 @@ class Binding:
     add_one: bool = False
 
 
-@dataclass(frozen=True)
-class Ignored:
+class Ignored(msgspec.Struct, frozen=True):
     """Tensors (by a name pattern with `*`) that this model leaves in the file, and why. `explain` shows it."""
 
     pattern: str

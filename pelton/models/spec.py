@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from pelton.errors import CheckpointError
 
 
-@dataclass(frozen=True)
-class RotarySpec:
+class RotarySpec(msgspec.Struct, frozen=True):
     """Rotary position embedding, rotate-half pairing (dimension i with i + dim / 2).
 
     dim:        rotated leading dimensions of a head; the rest passes through.
@@ -22,8 +22,7 @@ class RotarySpec:
     attention_factor: float = 1.0
 
 
-@dataclass(frozen=True)
-class AttentionSpec:
+class AttentionSpec(msgspec.Struct, frozen=True):
     """scale multiplies q·k. window: tokens seen, the query's own included; None sees all.
 
     has_output_gate: each head of the query projection is [q | gate], and sigmoid(gate) multiplies what is mixed.
@@ -46,8 +45,7 @@ class AttentionSpec:
             raise CheckpointError(f"`{self.num_heads}` heads don't divide among `{self.num_kv_heads}` KV heads")
 
 
-@dataclass(frozen=True)
-class MlpSpec:
+class MlpSpec(msgspec.Struct, frozen=True):
     """Gated: down(activation(gate(x)) * up(x))."""
 
     intermediate_size: int
@@ -55,8 +53,7 @@ class MlpSpec:
     has_bias: bool = False
 
 
-@dataclass(frozen=True)
-class MoeSpec:
+class MoeSpec(msgspec.Struct, frozen=True):
     """Mixture of experts: of num_experts gated MLPs, each row takes the num_chosen that the router likes best.
 
     expert:          every expert's MLP.
@@ -76,8 +73,7 @@ class MoeSpec:
             raise CheckpointError(f"each token takes `{self.num_chosen}` of `{self.num_experts}` experts")
 
 
-@dataclass(frozen=True)
-class GatedDeltaSpec:
+class GatedDeltaSpec(msgspec.Struct, frozen=True):
     """Gated DeltaNet (arXiv:2412.06464): linear attention over a state per value head, behind a causal convolution.
 
     conv_kernel:      tokens that the convolution sees, the present one included.
@@ -99,8 +95,7 @@ class GatedDeltaSpec:
             )
 
 
-@dataclass(frozen=True)
-class LayerSpec:
+class LayerSpec(msgspec.Struct, frozen=True):
     """mixer: what moves between tokens. feed_forward: what works on each alone. None for a part means that the layer
     has none: no parameters, no cache, nothing added to the residual."""
 
@@ -108,8 +103,7 @@ class LayerSpec:
     feed_forward: MlpSpec | MoeSpec | None
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(msgspec.Struct, frozen=True):
     """architecture: the registry's name. max_position: longest context that the model was made for."""
 
     architecture: str

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from pelton.errors import UsageError
 
@@ -30,8 +31,7 @@ OWN = {
 }
 
 
-@dataclass(frozen=True)
-class Extension:
+class Extension(msgspec.Struct, frozen=True):
     """One entry point. error: why it can't be used, None if it is loaded."""
 
     group: str

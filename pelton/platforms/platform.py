@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
+
+import msgspec
 
 from pelton.graph.graph import Graph, Value
 from pelton.graph.kernel import CacheGroupLayout, Provider
@@ -18,8 +19,7 @@ LINE = 64  # bytes: rows, weights and the parts of cache blocks start on cache l
 BLOCK_TOKENS = 16  # of a cache block; csrc/step.h
 
 
-@dataclass(frozen=True)
-class PlatformFacts:
+class PlatformFacts(msgspec.Struct, frozen=True):
     """What the plan must know of the machine.
 
     usable_bytes:  memory that may still be taken; usable_reason says who limits it.

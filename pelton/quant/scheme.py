@@ -6,15 +6,15 @@ Knows no files and no devices. numpy is handed in by the caller: the product nee
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 # (np, blocks) -> values. blocks: [blocks, block_bytes] uint8. values: [blocks, block_values] float32.
 UnpackBlocks = Callable[[Any, Any], Any]
 
 
-@dataclass(frozen=True)
-class Scheme:
+class Scheme(msgspec.Struct, frozen=True):
     """A weight format, by the name that TensorInfo.format carries.
 
     unpack_blocks: the meaning, bitwise as the format's own dequantiser computes it in float32; None for formats that

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from pelton.cache.groups import CacheGroupSpec
 from pelton.config import Settings
@@ -32,8 +34,7 @@ if TYPE_CHECKING:
 KV_DTYPES = ("bf16", "f16", "f32")
 
 
-@dataclass(frozen=True)
-class PreparedModel:
+class PreparedModel(msgspec.Struct, frozen=True):
     """A model that is ready to be loaded: everything decided, nothing read but headers."""
 
     name: str

@@ -13,10 +13,10 @@ import ipaddress
 import logging
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 from starlette.datastructures import Headers
 
 from pelton.config import ServerSettings
@@ -53,8 +53,7 @@ class ApiKeys:
         return hashlib.blake2b(key, key=self._salt, digest_size=32).digest()
 
 
-@dataclass(frozen=True)
-class Guard:
+class Guard(msgspec.Struct, frozen=True):
     """Decides before a request's body is read.
 
     keys:           None: no key is needed.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from starlette.requests import Request
 
 from pelton.config import ServerSettings
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from pelton.text_model import Prompt
 
 
-@dataclass
-class ServerContext:
+class ServerContext(msgspec.Struct):
     """One per server.
 
     model_ids:    names that clients may ask for; the first is told in answers.
@@ -39,11 +38,11 @@ class ServerContext:
     model_ids: tuple[str, ...]
     metrics: Metrics | None = None
     log: RequestLog | None = None
-    traffic: Traffic = field(default_factory=Traffic)
-    watch: EngineWatch = field(default_factory=EngineWatch)
+    traffic: Traffic = msgspec.field(default_factory=Traffic)
+    watch: EngineWatch = msgspec.field(default_factory=EngineWatch)
     is_draining: bool = False
-    created_s: int = field(default_factory=lambda: int(time.time()))
-    _deadlines: set[Deadline] = field(default_factory=set)
+    created_s: int = msgspec.field(default_factory=lambda: int(time.time()))
+    _deadlines: set[Deadline] = msgspec.field(default_factory=set)
     _is_stopped: bool = False
 
     @property

@@ -254,6 +254,10 @@ class HttpProtocol(HttpToolsProtocol):
                 self._fail(ApiError(501, "of transfer encodings only `chunked` is taken", code="invalid_http"))
             if name == b"content-length" and int(value) > self._settings.max_body_bytes:
                 self._fail(_too_large(self._settings.max_body_bytes))
+            if name == b"content-encoding" and value.lower() != b"identity":
+                self._fail(
+                    ApiError(415, "bodies are taken as they are, without `Content-Encoding`", code="invalid_http")
+                )
             if name == b"expect" and value.lower() != b"100-continue":
                 self._fail(ApiError(417, "of expectations only `100-continue` is met", code="invalid_http"))
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 # Bodies that wait for their handlers, all together, in bodies of the largest size.
 MAX_LARGEST_BODIES = 8
 # Connections beyond the limit that are being told so; further ones are cut.
-MAX_REFUSALS_AT_ONCE = 64
+MAX_REFUSALS_AT_ONCE = 256
 # Time that a client has to read an answer that came while it was still sending.
 LINGER_S = 2.0
 _MAX_DISCARDED_BYTES = 64 << 20
 
 
-@dataclass
-class Traffic:
+class Traffic(msgspec.Struct):
     """num_refused: per code of the error, requests and connections that no handler saw.
 
     is_empty: set while there is no connection.
@@ -26,8 +26,8 @@ class Traffic:
     num_connections: int = 0
     num_refusing: int = 0
     body_bytes: int = 0
-    num_refused: Counter[str] = field(default_factory=Counter)
-    is_empty: asyncio.Event = field(default_factory=asyncio.Event)
+    num_refused: Counter[str] = msgspec.field(default_factory=Counter)
+    is_empty: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.is_empty.set()

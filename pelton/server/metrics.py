@@ -32,6 +32,7 @@ _REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120,
 _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 _STEP_TOKENS = (1, *(8 << power for power in range(12)))
 _CHOICES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (0, *_CHOICES)
 
 # Clients choose the names of the fields that they send: further ones are counted together.
 _MAX_PARAM_NAMES = 100
@@ -83,6 +84,7 @@ class Metrics:
                 ("request_prompt_tokens", _TOKENS, "tokens of a prompt"),
                 ("request_generation_tokens", _TOKENS, "tokens of an answer, all choices together"),
                 ("request_prefill_kv_computed_tokens", _TOKENS, "tokens of a prompt that were not found in the cache"),
+                ("request_num_preemptions", _PREEMPTIONS, "times that it made room for others and was computed anew"),
                 ("request_params_n", _CHOICES, "choices asked for"),
                 ("request_params_max_tokens", _TOKENS, "most tokens asked for"),
             )
@@ -118,6 +120,7 @@ class Metrics:
             "request_prompt_tokens": generation.num_prompt_tokens,
             "request_generation_tokens": generation.num_output_tokens,
             "request_prefill_kv_computed_tokens": generation.num_prompt_tokens - generation.num_cached_tokens,
+            "request_num_preemptions": generation.num_preemptions,
             "request_params_n": generation.num_choices,
             "request_params_max_tokens": generation.max_tokens,
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,8 +23,7 @@ from pelton.server.tokenization import (
 )
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True):
     """One route's document. path: with parameters as OpenAPI writes them. can_stream: the answer may be events."""
 
     method: str

@@ -8,14 +8,14 @@ import datetime
 import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, TextIO
+
+import msgspec
 
 from pelton.engine.request import RequestTimes
 
 
-@dataclass
-class Generation:
+class Generation(msgspec.Struct):
     """One request to the engine, of which an HTTP request may come to several.
 
     num_choices, max_tokens: as asked for.
@@ -26,7 +26,7 @@ class Generation:
 
     num_choices: int = 1
     max_tokens: int | None = None
-    arrived_s: float = field(default_factory=time.monotonic)
+    arrived_s: float = msgspec.field(default_factory=time.monotonic)
     started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float = 0.0
@@ -34,11 +34,14 @@ class Generation:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
-    finish_reasons: list[str] = field(default_factory=list)
+    num_preemptions: int = 0
+    finish_reasons: list[str] = msgspec.field(default_factory=list)
     has_failed: bool = False
 
     def end_choice(self, reason: str, times: RequestTimes | None) -> None:
         self.finish_reasons.append(reason)
+        if times is not None:
+            self.num_preemptions += times.num_preemptions
         if times is not None and (self.started_s is None or times.started_s < self.started_s):
             self.started_s = times.started_s
 
@@ -51,8 +54,7 @@ class Generation:
         return (self.finished_s - self.first_token_s) * self.num_choices / num_gaps
 
 
-@dataclass
-class RequestRecord:
+class RequestRecord(msgspec.Struct):
     """What is known of one HTTP request so far. Its handler adds to it; the frame tells it once the answer is out.
 
     route:           the path of the table, not the one that was asked for, so that there are few of them.
@@ -65,11 +67,11 @@ class RequestRecord:
     request_id: str
     method: str
     route: str
-    arrived_s: float = field(default_factory=time.monotonic)
+    arrived_s: float = msgspec.field(default_factory=time.monotonic)
     model: str | None = None
     ignored_params: tuple[str, ...] = ()
-    prompts: list[str] = field(default_factory=list)
-    generations: list[Generation] = field(default_factory=list)
+    prompts: list[str] = msgspec.field(default_factory=list)
+    generations: list[Generation] = msgspec.field(default_factory=list)
     status: int | None = None
     error_code: str | None = None  # also of one that is told within a stream
 

@@ -6,9 +6,10 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
+
+import msgspec
 
 from pelton import _native
 from pelton.errors import TokenizerError
@@ -35,8 +36,7 @@ _END_TEXTS_IF_CONTROL = frozenset({"</s>"})
 _END_IS_NOT_LAST = (frozenset({"<|return|>", "<|call|>"}), frozenset({"<|calls|>", "<|flush|>"}))
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(msgspec.Struct, frozen=True, dict=True):
     """The checked arrays of the file; index is token id."""
 
     native: _native.Vocabulary

@@ -8,7 +8,7 @@ each cuts the pieces that the one before left, and what it does not match stays 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 # Parts that most patterns are put together from. A part is an alternative, tried in the order of the pattern.
 _SUFFIXES = "'s|'t|'re|'ve|'m|'ll|'d"
@@ -105,8 +105,7 @@ _CHAMELEON = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
+class PreTokenizer(msgspec.Struct, frozen=True):
     """One way of cutting text into words.
 
     patterns:       applied in order (see the module).

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from pelton.errors import ContextLengthError, PeltonError, RequestError, TokenizerError
 
@@ -31,8 +32,7 @@ class PieceStyle(Enum):
     WORD_PARTS = "WordPiece: `##` continues the word before, anything else starts one"
 
 
-@dataclass(frozen=True)
-class TokenizerFacts:
+class TokenizerFacts(msgspec.Struct, frozen=True):
     """What a checkpoint says about its tokenizer beside the vocabulary.
 
     eog_token_ids:    tokens that end a generation (EOS, end of turn, end of message).
@@ -47,7 +47,7 @@ class TokenizerFacts:
     eos_token_id: int | None = None
     pad_token_id: int | None = None
     eog_token_ids: frozenset[int] = frozenset()
-    byte_token_ids: Mapping[int, int] = field(default_factory=dict)
+    byte_token_ids: Mapping[int, int] = msgspec.field(default_factory=dict)
     lost_bytes: bytes = b""
     add_bos: bool = False
     add_eos: bool = False

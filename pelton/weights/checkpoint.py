@@ -6,9 +6,10 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+
+import msgspec
 
 from pelton.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from pelton.sizes import format_bytes
@@ -29,8 +30,7 @@ SIDECAR_NAMES = (
 )
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(msgspec.Struct, frozen=True):
     """One stored tensor.
 
     shape:  logical, slowest dimension first: [out, in] for matrices, [n] for vectors.
@@ -46,8 +46,7 @@ class TensorInfo:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class FileIdentity:
+class FileIdentity(msgspec.Struct, frozen=True):
     """What tells that a file is still the one whose header was read."""
 
     device: int

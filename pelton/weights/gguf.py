@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from pelton import _native
 from pelton.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
@@ -16,8 +17,7 @@ from pelton.weights.checkpoint import Checkpoint, FileIdentity, TensorInfo
 SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class GgufModel:
+class GgufModel(msgspec.Struct, frozen=True):
     """One model among the files of a directory. path: its only file, or the first of its shards."""
 
     path: Path
@@ -81,8 +81,7 @@ class GgufMetadata(Mapping[str, Any]):
         return len(self._keys)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """One file's header."""
 
     path: Path

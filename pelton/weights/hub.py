@@ -9,9 +9,10 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
+
+import msgspec
 
 from pelton.errors import DownloadError, ModelNotFoundError
 from pelton.sizes import format_bytes
@@ -25,8 +26,7 @@ INDEX_NAME = "model.safetensors.index.json"
 TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True)
-class RemoteFile:
+class RemoteFile(msgspec.Struct, frozen=True):
     """sha256: None for small files, which the hub keeps in git."""
 
     name: str
@@ -34,8 +34,7 @@ class RemoteFile:
     sha256: str | None
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """One model among the files of a repository. model: what to open, as in store.Record."""
 
     label: str

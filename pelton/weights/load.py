@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from pelton import _native
 from pelton.errors import CheckpointError, UnsupportedModelError
@@ -46,8 +47,7 @@ class Ignored(Protocol):
     def reason(self) -> str: ...
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """Where one parameter comes from, checked against its shape."""
 
     parameter: str
@@ -56,16 +56,14 @@ class Source:
     add_one: bool
 
 
-@dataclass(frozen=True)
-class Resolution:
+class Resolution(msgspec.Struct, frozen=True):
     """A checkpoint's tensors told apart. sources: by parameter. ignored: tensor -> reason."""
 
     sources: Mapping[str, Source]
     ignored: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class PackRequest:
+class PackRequest(msgspec.Struct, frozen=True):
     """One parameter's place in memory. A parameter may be wanted in several places.
 
     layout:  "panels": a matrix as `_native.WeightReads` packs it for its stored format, `_native.packed_bytes` bytes;

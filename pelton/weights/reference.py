@@ -8,9 +8,10 @@ org/repo[@revision][:QUANT], hf://…       a repository of the hub (hub)
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from pelton.config import StoreSettings
 from pelton.errors import DownloadError, ModelNotFoundError, UsageError
@@ -28,8 +29,7 @@ NAMED_PATH = re.compile(r"[./~]|.*\.(gguf|safetensors)$", re.IGNORECASE)
 GRAMMAR = "a model is a .gguf file, a directory, `pypi:package`, `org/repo` or `org/repo:Q4_K_M`"
 
 
-@dataclass(frozen=True)
-class HubReference:
+class HubReference(msgspec.Struct, frozen=True):
     """`org/repo[@revision][:QUANT]`. quant: as it stands in the names of .gguf files."""
 
     repo: str
@@ -41,8 +41,7 @@ class HubReference:
         return f"hf://{self.repo}{revision}" + (f":{self.quant}" if self.quant else "")
 
 
-@dataclass(frozen=True)
-class PackageReference:
+class PackageReference(msgspec.Struct, frozen=True):
     """`pypi:name[==version]`. name: normalised, as indexes compare names."""
 
     name: str

@@ -9,9 +9,10 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
+
+import msgspec
 
 from pelton.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from pelton.quant.detect import refuse_quantised
@@ -41,8 +42,7 @@ DTYPE_BYTES = {
 }
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True):
     """One file's header."""
 
     path: Path

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -51,8 +50,7 @@ class Record(msgspec.Struct, frozen=True):
     created_s: float
 
 
-@dataclass(frozen=True)
-class StoredModel:
+class StoredModel(msgspec.Struct, frozen=True):
     """One complete model. path: for open_checkpoint. last_used_s: seconds since the epoch."""
 
     record: Record
@@ -72,8 +70,7 @@ class StoredModel:
         return sum(file.nbytes for file in self.record.files.values())
 
 
-@dataclass(frozen=True)
-class Fetched:
+class Fetched(msgspec.Struct, frozen=True):
     """What a download put into the directory that it was given. revision, model: as in Record."""
 
     revision: str

@@ -52,7 +52,7 @@ SURFACE = {
     "models": f"action name --update --json {STORE}",
     "doctor": "--tokenizers --json",
     "bench": "kind",
-    "bench latency": f"model --pp --tg --repeat --json {ENGINE} {STORE}",
+    "bench latency": f"model --pp --tg --repeat --profile --json {ENGINE} {STORE}",
     "bench throughput": f"model --num-prompts --input-tokens --output-tokens --repeat --json {ENGINE} {STORE}",
     "bench serve": "url --model --concurrency --rate --requests --input-tokens --output-tokens --dialect --prompts "
     "--timeout --slo-ttft-ms --slo-tpot-ms --seed --json",

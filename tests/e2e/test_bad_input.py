@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
+from msgspec.structs import replace
 
 from pelton.platforms.cpu import CpuPlatform
 from pelton.runner.assembly import PreparedModel

@@ -285,7 +285,8 @@ def test_streams_go_on_after_a_crash_at_any_token(
     tmp_path: Path, sampling: SamplingParams, case_count: Callable[[int, int], int]
 ) -> None:
     async def work() -> None:
-        async with Client(say(tmp_path, delay_s=0.001)) as client:
+        policy = RestartPolicy(max_deaths=case_count(4, 40), first_delay_s=0.001, max_delay_s=0.001)
+        async with Client(say(tmp_path, delay_s=0.001), restarts=policy) as client:
             for number in range(case_count(4, 40)):
                 stream = client.ask(str(number), sampling)
                 pieces = [await anext(stream) for _ in range(number % 7)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from pelton.graph import ops
 from pelton.graph.formats import FORMATS
 from pelton.graph.graph import ROWS, TOKENS, Graph, Node, Parameter, Value, columns
@@ -74,7 +76,7 @@ def formats_of(graph: Graph, matrices: str, **exceptions: str) -> dict[str, str]
 
 def settings_for(graph: Graph, matrices: str = "q8_0", **settings: object) -> CompileSettings:
     base = CompileSettings(formats=formats_of(graph, matrices), max_tokens=24, max_context=128)
-    return CompileSettings(**{**base.__dict__, **settings})  # type: ignore[arg-type]
+    return replace(base, **settings)
 
 
 ALL_KINDS = (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from pelton.graph.program import Program, compile
 from pelton.measure.roofline import ProductRate, Rates, StepShape, predict, predict_speed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pelton.errors import CheckpointError, UnsupportedModelError
 from pelton.models.names import half_order

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from pelton.cache.groups import CacheGroupSpec, peak_slabs
 from pelton.config import load_settings, options

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pelton import _native
 from pelton.engine.batch import Batch, NewRequest, SlotResult, SlotWork, TokenLogprobs

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from pelton.platforms.cpu.control_groups import group_folders, read_text
 
@@ -19,8 +20,7 @@ _FILES = {
 _NO_LIMIT = 1 << 60  # version 1 writes "no limit" as a number close to 2**63
 
 
-@dataclass(frozen=True)
-class UsableMemory:
+class UsableMemory(msgspec.Struct, frozen=True):
     """available: what the system can give without swapping. group_room: what is left within the tightest control
     group, None if none limits. All in bytes."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from pelton import _native
 from pelton.graph.formats import FORMATS
@@ -21,8 +22,7 @@ MODES = {"float32": 0, "blocks_outlier": 1, "blocks_exact": 2}
 KV_IDS = {"bf16": 0, "f16": 1, "f32": 2}
 
 
-@dataclass(frozen=True)
-class WeightPlace:
+class WeightPlace(msgspec.Struct, frozen=True):
     """Where a packed weight is to be written."""
 
     packing: Packing
@@ -71,8 +71,7 @@ class CpuProgram:
             self.arena.close()
 
 
-@dataclass(frozen=True)
-class Workspace:
+class Workspace(msgspec.Struct, frozen=True):
     """Memory that nodes of several layers share within a step. key: what they have in common."""
 
     key: tuple[object, ...]

@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from pelton.platforms.cpu.control_groups import group_folders, read_text
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class UsableCores:
+class UsableCores(msgspec.Struct, frozen=True):
     """What limits the number of threads that can run at once.
 
     logical:   CPUs that the affinity allows.

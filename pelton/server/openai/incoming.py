@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import msgspec
 from starlette.requests import Request
 
 from pelton.server.context import ServerContext, record_of
@@ -15,8 +15,7 @@ from pelton.server.openai.schemas import ModelRequest
 T = TypeVar("T", bound=ModelRequest)
 
 
-@dataclass(frozen=True)
-class Incoming(Generic[T]):
+class Incoming(msgspec.Struct, Generic[T], frozen=True):
     """model: its name in the answer. headers: of the answer."""
 
     request: T

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
+import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from pelton.async_llm import AsyncLLM
@@ -25,8 +26,7 @@ from pelton.server.request_log import Generation
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
 
-@dataclass(frozen=True)
-class EncodedPrompt:
+class EncodedPrompt(msgspec.Struct, frozen=True):
     """One prompt. text: None if it was given as token ids. num_truncated: tokens that its start has lost."""
 
     text: str | None

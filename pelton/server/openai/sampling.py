@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pelton.errors import ContextLengthError, PeltonError, UsageError
 from pelton.sampling_params import SamplingParams
@@ -36,8 +37,7 @@ _COMMON = (
 )
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What the two kinds of request say differently, in one form.
 
     max_tokens:       as asked for, None if it was not.
