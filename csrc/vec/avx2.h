@@ -260,44 +260,43 @@ struct Dot<kBits, false> {
   }
 };
 
-// 16-bit codes times 16-bit activations; K pair 0 of all lanes, then K pair 1.
+// 16-bit codes times 16-bit activations: four lanes to a register, with the sums of K pairs 0 and 1 side by side.
 template <int kBits>
 struct Dot<kBits, true> {
   static constexpr int kCodeBytes = 128;
   static constexpr int kQuadBytes = 8;
   static constexpr bool kSigned = true;
   struct Codes {
-    I32 pair0, pair1;
+    __m256i fours[4];
   };
-  I32 total = i32_zero();
+  __m256i fours[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
 
-  static PELTON_INLINE void expand_half(uint8_t* out, __m256i codes) {  // 8 lanes
-    const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);    // pairs 0 of four lanes, then their pairs 1
-    const __m256i low = _mm256_permutevar8x32_epi32(_mm256_cvtepi8_epi16(_mm256_castsi256_si128(codes)), order);
-    const __m256i high = _mm256_permutevar8x32_epi32(_mm256_cvtepi8_epi16(_mm256_extracti128_si256(codes, 1)), order);
-    store_256(out, _mm256_permute2x128_si256(low, high, 0x20));
-    store_256(out + 64, _mm256_permute2x128_si256(low, high, 0x31));
+  // Lanes 0, 1, 4, 5 and 2, 3, 6, 7, since a horizontal addition works in 128 bits.
+  static PELTON_INLINE void expand_half(uint8_t* out, __m256i codes) {
+    const __m256i ordered = _mm256_permute4x64_epi64(codes, 0xd8);
+    store_256(out, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(ordered)));
+    store_256(out + 32, _mm256_cvtepi8_epi16(_mm256_extracti128_si256(ordered, 1)));
   }
   static PELTON_INLINE void expand(uint8_t* out, U8 codes) {
     expand_half(out, codes.a);
-    expand_half(out + 32, codes.b);
+    expand_half(out + 64, codes.b);
   }
   static PELTON_INLINE Codes load(const uint8_t* p) {
-    return {{load_256(p), load_256(p + 32)}, {load_256(p + 64), load_256(p + 96)}};
-  }
-  static PELTON_INLINE __m256i add_half(__m256i total, __m256i codes, __m256i pair) {
-    return _mm256_add_epi32(total, _mm256_madd_epi16(codes, pair));
+    return {{load_256(p), load_256(p + 32), load_256(p + 64), load_256(p + 96)}};
   }
   template <int kQuad, int kNumQuads>
   PELTON_INLINE void add(Codes codes, const void* quad) {
-    const char* pairs = static_cast<const char*>(quad);
-    const __m256i x0 = broadcast_quad(pairs), x1 = broadcast_quad(pairs + 4);
-    total.a = add_half(add_half(total.a, codes.pair0.a, x0), codes.pair1.a, x1);
-    total.b = add_half(add_half(total.b, codes.pair0.b, x0), codes.pair1.b, x1);
-    keep_order(total.a);
-    keep_order(total.b);
+    const __m256i x = _mm256_broadcastq_epi64(load_64(quad));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m256i products = _mm256_madd_epi16(codes.fours[i], x);
+      fours[i] = kQuad == 0 ? products : _mm256_add_epi32(fours[i], products);
+      keep_order(fours[i]);
+    }
   }
-  PELTON_INLINE I32 sum() const { return total; }
+  PELTON_INLINE I32 sum() const {
+    return {_mm256_hadd_epi32(fours[0], fours[1]), _mm256_hadd_epi32(fours[2], fours[3])};
+  }
 };
 
 // 16 registers of half a vector: per (row, panel) two integer and two float accumulators, per panel two of codes, one

@@ -150,6 +150,7 @@ const Case kCases[] = {
     {"linear q4_1, 1 row", 1, 0, [](Work& work) { product(work, Format::kQ4_1, kHidden); }},
     {"linear q4_1, 64 rows", 64, 0, [](Work& work) { product(work, Format::kQ4_1, kHidden); }},
     {"linear q8_0, 1 row", 1, 0, [](Work& work) { product(work, Format::kQ8_0, kHidden); }},
+    {"linear q8_0, 64 rows", 64, 0, [](Work& work) { product(work, Format::kQ8_0, kHidden); }},
     {"linear q4_k, 64 rows", 64, 0, [](Work& work) { product(work, Format::kQ4K, 512); }},
     {"linear q6_k, 1 row", 1, 0, [](Work& work) { product(work, Format::kQ6K, 512); }},
     {"linear bf16, 64 rows", 64, 0, [](Work& work) { product(work, Format::kBf16, kHidden); }},
