@@ -252,6 +252,7 @@ struct Dot<kBits, false> {
     add_half<kQuad, kNumQuads>(partial.a, total.a, codes.a, x);
     add_half<kQuad, kNumQuads>(partial.b, total.b, codes.b, x);
   }
+  static constexpr bool kAccumulates = false;
   PELTON_INLINE I32 sum() const { return total; }
   static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
     const __m256i x = broadcast_quad(quad), factor = _mm256_set1_epi16(128);
@@ -294,6 +295,7 @@ struct Dot<kBits, true> {
       keep_order(fours[i]);
     }
   }
+  static constexpr bool kAccumulates = false;
   PELTON_INLINE I32 sum() const {
     return {_mm256_hadd_epi32(fours[0], fours[1]), _mm256_hadd_epi32(fours[2], fours[3])};
   }

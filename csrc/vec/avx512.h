@@ -190,6 +190,8 @@ struct Dot<kBits, false> {
   PELTON_INLINE void add(Codes codes, const void* quad) {
     total = _mm512_dpbusd_epi32(total, codes, broadcast_quad(quad));
   }
+  static constexpr bool kAccumulates = true;
+  PELTON_INLINE void start(I32 sum) { total = sum.v; }
   PELTON_INLINE I32 sum() const { return {total}; }
   static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
     return {_mm512_slli_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, broadcast_quad(quad)), 7)};
@@ -228,6 +230,7 @@ struct Dot<kBits, false> {
       total = kQuad < kDepth ? pairs : _mm512_add_epi32(total, pairs);
     }
   }
+  static constexpr bool kAccumulates = false;
   PELTON_INLINE I32 sum() const { return {total}; }
   static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
     return {_mm512_madd_epi16(_mm512_maddubs_epi16(codes, broadcast_quad(quad)), _mm512_set1_epi16(128))};
@@ -263,6 +266,7 @@ struct Dot<kBits, true> {
     total = _mm512_add_epi32(total, _mm512_madd_epi16(codes.pair1, broadcast_quad(pairs + 4)));
     keep_order(total);
   }
+  static constexpr bool kAccumulates = false;
   PELTON_INLINE I32 sum() const { return {total}; }
 };
 

@@ -186,6 +186,8 @@ struct Dot {
   PELTON_INLINE void add(const Codes& codes, const void* quad) {
     add_dot_products(total, codes, quad);
   }
+  static constexpr bool kAccumulates = true;
+  PELTON_INLINE void start(const I32& sum) { total = sum; }
   PELTON_INLINE I32 sum() const { return total; }
   static PELTON_INLINE I32 quad_times_128(const Codes& codes, const void* quad) {
     Dot dot;

@@ -209,6 +209,8 @@ struct Dot {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) total.v[i] = vdotq_s32(total.v[i], vreinterpretq_s8_u8(codes.v[i]), x);
   }
+  static constexpr bool kAccumulates = true;
+  PELTON_INLINE void start(I32 sum) { total = sum; }
   PELTON_INLINE I32 sum() const { return total; }
 #else
   // Products are 16 bits wide (128 * 127 at most); two sums per lane until the end.
@@ -225,6 +227,7 @@ struct Dot {
       pairs[2 * i + 1] = vpadalq_s16(pairs[2 * i + 1], vmull_high_s8(c, x));
     }
   }
+  static constexpr bool kAccumulates = false;
   PELTON_INLINE I32 sum() const {
     return {{vpaddq_s32(pairs[0], pairs[1]), vpaddq_s32(pairs[2], pairs[3]), vpaddq_s32(pairs[4], pairs[5]),
              vpaddq_s32(pairs[6], pairs[7])}};

@@ -49,6 +49,7 @@
 //        using Codes; static Codes load(const uint8_t*)  one expanded vector
 //        void add<kQuad, kNumQuads>(Codes, const void* quad)   called once for each kQuad = 0 .. kNumQuads - 1 in order
 //        I32 sum()
+//        kAccumulates, void start(I32)      products are added to a sum at no cost: it begins with this one
 //        static I32 quad_times_128(Codes, const void* quad)    128 times the products of four activations
 //   Levels without a dot-product instruction keep 16-bit partial sums as long as they can't overflow.
 //
