@@ -5,7 +5,8 @@
 The peer is llama.cpp through `llama-cpp-python`, built natively for this machine in an environment of its own:
     python -m venv PEER_VENV
     CMAKE_ARGS=-DGGML_NATIVE=ON PEER_VENV/bin/pip install --no-binary llama-cpp-python llama-cpp-python
-Writes OUTPUT.json (every run) and OUTPUT.md (the table).
+Writes OUTPUT.json (every run) and OUTPUT.md (the table). With `--baseline EARLIER.json` it also tells how the ratios
+have changed, with confidence intervals, and exits with 1 if one has become worse.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench import baseline
 from bench.machine import ROOT, ceilings, command_of, machine_facts
 from pelton.config import StoreSettings
 from pelton.weights.reference import resolve_reference
@@ -102,6 +104,14 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any], limit: dict[str, fl
     return "\n".join([*lines, "", f"Command: `{about['command']}`", ""])
 
 
+def read_baseline(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Before anything is run: a result that was made differently can't be compared."""
+    earlier: dict[str, Any] = json.loads(path.read_text())
+    if earlier["about"]["threads"] != arguments.threads:
+        raise SystemExit(f"{path} was measured with {earlier['about']['threads']} threads, not {arguments.threads}")
+    return earlier
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="anything that Pelton takes as a model and that is one GGUF file")
@@ -112,7 +122,9 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=128)
     parser.add_argument("--decode-contexts", type=int, nargs="*", default=[16])
     parser.add_argument("--output", type=Path, required=True, help="path without suffix")
+    parser.add_argument("--baseline", type=Path, help="OUTPUT.json of an earlier run on the same model")
     arguments = parser.parse_args()
+    earlier = read_baseline(arguments.baseline, arguments) if arguments.baseline else None
     path = resolve_reference(arguments.model, StoreSettings.from_environment())
     longest = max([*arguments.prefill, *(c + arguments.decode for c in arguments.decode_contexts)])
     request = {
@@ -137,8 +149,12 @@ def main() -> None:
     report = {"about": about, "ceilings": limit, "rows": rows, "runs": runs}
     arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     text = table(rows, about, limit)
+    found = baseline.changes(runs, earlier["runs"]) if earlier else []
+    if earlier:
+        text += "\n" + baseline.table(found, earlier["about"])
     arguments.output.with_suffix(".md").write_text(text)
     print(text)
+    sys.exit(any(change.is_regression for change in found))
 
 
 if __name__ == "__main__":

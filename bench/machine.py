@@ -13,8 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pelton import _native
+
 ROOT = Path(__file__).resolve().parents[1]
 BANDWIDTH_BYTES = 256 << 20
+PEAK_OPERAND_BYTES = 8 << 10  # room for the largest tile
+PEAK_TURNS = 500  # a fraction of a millisecond per piece
+PEAK_REPEATS = 20
 
 
 def machine_facts() -> dict[str, Any]:
@@ -50,10 +55,29 @@ def _words(value: Any) -> list[str]:
 
 
 def ceilings(threads: int) -> dict[str, float]:
-    """Measured now: bytes per second that this many threads read."""
-    from pelton import _native
-
+    """Measured now: bytes that this many threads read per second, and multiplications that they make at best."""
     team = _native.Team(threads)
-    rates = [_native.read_bandwidth(team, BANDWIDTH_BYTES) for _ in range(5)]
-    team.close()
-    return {"read_bytes_per_s": statistics.median(rates)}
+    try:
+        rates = [_native.read_bandwidth(team, BANDWIDTH_BYTES) for _ in range(5)]
+        return {
+            "read_bytes_per_s": statistics.median(rates),
+            "integer_products_per_s": product_peak(team, "peak.integer"),
+            "float_products_per_s": product_peak(team, "peak.float"),
+        }
+    finally:
+        team.close()
+
+
+def product_peak(team: _native.Team, kernel: str) -> float:
+    """Multiplications per second with everything in L1, on the best level (csrc/kernels/peak.cc)."""
+    level = [name for name, is_usable, _ in _native.levels() if is_usable][-1]
+    pieces = 8 * team.num_threads
+    operands, out = (_native.Buffer(nbytes, "bench") for nbytes in (3 * PEAK_OPERAND_BYTES, pieces * 64))
+    weights = memoryview(operands)
+    program = _native.Program(team, level)
+    places = [operands.address + index * PEAK_OPERAND_BYTES for index in range(3)]
+    program.add(kernel, 0, [out.address, *places], [PEAK_TURNS, pieces], [])
+    step = _native.StepInput([0], [0], [(0, 1, 0, [])], [], None)
+    seconds = min(program.profile(step)[0][1] for _ in range(PEAK_REPEATS))
+    (products,) = weights[2 * PEAK_OPERAND_BYTES :][:8].cast("q")
+    return products * pieces / seconds

@@ -42,6 +42,8 @@ class TestRig {
   static constexpr int64_t kBlockBytes = 16 << 10;
   static constexpr int64_t kNumBlocks = 4;
 
+  // Random bytes with no bits but those of the mask.
+  uint8_t* codes(int64_t nbytes, uint8_t mask) { return random_bytes(nbytes, mask); }
   // Uniform in [-1, 1), multiples of 2^-16.
   float* floats(int64_t count);
   // kRows rows of such floats, among them a group of zeros and an outlier.

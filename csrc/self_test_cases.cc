@@ -308,6 +308,18 @@ void build_logits_masses(TestRig& rig, const TestCase&) {
   rig.node.value[1] = 1.5f;
 }
 
+// ---- Measurements ----
+
+void build_peak(TestRig& rig, const TestCase& self) {
+  constexpr int64_t kPieces = 2, kTurns = 3;
+  const bool is_float = self.format == static_cast<int64_t>(Format::kF32);
+  rig.node.pointer[0] = rig.output(kPieces * 64);
+  rig.node.pointer[1] = is_float ? reinterpret_cast<uint8_t*>(rig.floats(2 * 64 * 16)) : rig.codes(2 * 8 * 8 * 64, 15);
+  rig.node.pointer[2] = is_float ? reinterpret_cast<uint8_t*>(rig.floats(8 * 64)) : rig.codes(8 * 256, 127);
+  rig.node.pointer[3] = rig.allocate(8);
+  set_sizes(rig, kTurns, kPieces);
+}
+
 std::vector<TestCase> make_cases() {
   std::vector<TestCase> cases = {
       {"add", "add", build_add},
@@ -322,6 +334,8 @@ std::vector<TestCase> make_cases() {
       {"experts_plan", "experts_plan", build_experts_plan},
       {"logits.maxima", "logits.maxima", build_logits_maxima},
       {"logits.masses", "logits.masses", build_logits_masses},
+      {"peak.float", "peak.float", build_peak, static_cast<int64_t>(Format::kF32)},
+      {"peak.integer", "peak.integer", build_peak, static_cast<int64_t>(Format::kQ4_1)},
   };
   for (const int64_t mode : {kOutlier, kExact}) {
     cases.push_back({std::string("quantise") + kModeNames[mode], "quantise", build_quantise, 0, mode});

@@ -63,110 +63,142 @@ inline constexpr float kSmallestScale = 0x1p-126f;
 inline constexpr float kMaxLow = 127.0f;
 inline constexpr float kMaxWide = 16319.0f;
 
-// Magnitudes of a group of 32.
+// Groups that are quantised together: one lane of a quad each, so that the search for largest values and the divisions
+// are done once for four.
+inline constexpr int kGroupsAtOnce = 4;
+
+// Magnitudes of four groups, as bits of floats: those of numbers are ordered like the numbers, and below those of
+// infinities and NaNs.
 struct GroupMagnitudes {
-  F32 quads0, quads1;  // each lane: the largest magnitude of its quad
-  F32 largest;         // of all quads, in every lane
-  F32 second;          // of all quads but one that holds the largest
-  bool finite;
+  I32 quads[2];  // lane 4j + i: the largest of group i's quad j, of its quad 4 + j
+  I32 largest;   // lane 4j + i: of all quads of group i
+  I32 second;    // likewise, of all quads but one that holds the largest
 };
 
-PELTON_INLINE GroupMagnitudes group_magnitudes(F32 x0, F32 x1) {
-  const F32 quads0 = f32_quad_max(abs(x0)), quads1 = f32_quad_max(abs(x1));
-  // The two largest of 2, of 4, of all 8 quads: a tournament that also keeps the runner-up.
-  F32 largest = max(quads0, quads1), second = min(quads0, quads1);
-  const auto play = [&](F32 other_largest, F32 other_second) PELTON_INLINE_LAMBDA {
-    second = max(min(largest, other_largest), max(second, other_second));
-    largest = max(largest, other_largest);
-  };
-  play(f32_swap_quads<1>(largest), f32_swap_quads<1>(second));
-  play(f32_swap_quads<2>(largest), f32_swap_quads<2>(second));
-  const F32 zero = f32_zero();
-  const F32 zero_or_nan = fma(x0, zero, mul(x1, zero));  // NaN where x is NaN or infinite
-  return {quads0, quads1, largest, second, f32_equal(zero_or_nan, zero_or_nan) == 0xffffu};
-}
-
-// False if the group has no q: all zero, or not finite. Then `facts` is final, else it is facts.scale.
-PELTON_INLINE bool usable_scale(float scale, bool finite, GroupFacts& facts) {
-  std::memset(&facts, 0, sizeof(facts));
-  if (!finite) {
-    facts.scale = facts.scaled_sum = __builtin_nanf("");
-    return false;
+PELTON_INLINE GroupMagnitudes group_magnitudes(const float* const (&x)[kGroupsAtOnce]) {
+  GroupMagnitudes m;
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const auto magnitudes = [&](int i) PELTON_INLINE_LAMBDA { return bits_from_f32(abs(f32_load(x[i] + 16 * half))); };
+    m.quads[half] = i32_quad_maxima(magnitudes(0), magnitudes(1), magnitudes(2), magnitudes(3));
   }
-  if (!(scale >= kSmallestScale)) return false;
-  facts.scale = scale;
-  return true;
+  // The two largest of 2, of 4, of all 8 quads: a tournament that also keeps the runner-up.
+  m.largest = max(m.quads[0], m.quads[1]), m.second = min(m.quads[0], m.quads[1]);
+  const auto play = [&](I32 other_largest, I32 other_second) PELTON_INLINE_LAMBDA {
+    m.second = max(min(m.largest, other_largest), max(m.second, other_second));
+    m.largest = max(m.largest, other_largest);
+  };
+  play(i32_swap_quads<1>(m.largest), i32_swap_quads<1>(m.second));
+  play(i32_swap_quads<2>(m.largest), i32_swap_quads<2>(m.second));
+  return m;
 }
 
-PELTON_INLINE void store_sums(I32 q0, I32 q1, GroupFacts& facts) {
-  facts.half_sum[0] = i32_reduce_add(q0);
-  facts.half_sum[1] = i32_reduce_add(q1);
+// Of four groups. A group without q, all zero or not finite, has inverse 0; the latter has scale NaN.
+struct GroupScales {
+  Float4 scale, inverse;
+  Int4 finite;  // all ones or zero
+};
+
+PELTON_INLINE GroupScales group_scales(Float4 scale, Int4 largest_bits) {
+  const Int4 finite = largest_bits < Int4{} + 0x7f800000;
+  const Int4 usable = finite & (scale >= Float4{} + kSmallestScale);
+  const Float4 nan = Float4{} + __builtin_nanf("");
+  return {finite ? (usable ? scale : Float4{}) : nan, usable ? 1.0f / scale : Float4{}, finite};
+}
+
+// q0, q1: numbers of 15 bits.
+PELTON_INLINE void store_facts(float scale, I32 q0, I32 q1, GroupFacts& facts) {
+  i32_store_sums(facts.half_sum, q0, q1);
   facts.sum = facts.half_sum[0] + facts.half_sum[1];
-  facts.scaled_sum = facts.scale * static_cast<float>(facts.sum);
+  facts.scale = scale;
+  facts.scaled_sum = scale * static_cast<float>(facts.sum);
+}
+
+template <class Block>
+PELTON_INLINE void store_not_finite(Block& block) {
+  std::memset(&block, 0, sizeof(block));
+  block.facts.scale = block.facts.scaled_sum = __builtin_nanf("");
 }
 
 // q >> 7 rounded so that q - 128 * upper(q) lies in [-64, 63].
 PELTON_INLINE I32 upper_part(I32 q) { return i32_shr(add(q, i32_set(64)), 7); }
 
-PELTON_INLINE void quantise_outlier(const float* x, OutlierBlock& block) {
-  const F32 x0 = f32_load(x), x1 = f32_load(x + 16);
-  const GroupMagnitudes m = group_magnitudes(x0, x1);
-  const uint32_t holders = f32_equal(m.quads0, m.largest) | f32_equal(m.quads1, m.largest) << 16 | 1u << 31;
-  const int quad = __builtin_ctz(holders) / 4;
-  const float scale_low = f32_first(m.second) / kMaxLow, scale_wide = f32_first(m.largest) / kMaxWide;
-  const float scale = scale_low > scale_wide ? scale_low : scale_wide;
+// Groups x[0], x[1], ... x[count - 1]; the pointers behind them repeat one of these. Block i is at blocks + i * stride.
+PELTON_INLINE void quantise_outlier(const float* const (&x)[kGroupsAtOnce], int count, uint8_t* blocks,
+                                    int64_t stride) {
+  const GroupMagnitudes m = group_magnitudes(x);
+  const Int4 largest_bits = i32_first_quad(m.largest);
+  const Float4 low = reinterpret_cast<Float4>(i32_first_quad(m.second)) / kMaxLow;
+  const Float4 wide = reinterpret_cast<Float4>(largest_bits) / kMaxWide;
+  const GroupScales scales = group_scales(low > wide ? low : wide, largest_bits);
+  const uint32_t holders = i32_equal(m.quads[0], m.largest) | i32_equal(m.quads[1], m.largest) << 16;
+  int quads[kGroupsAtOnce];
+#pragma GCC unroll 4
+  for (int i = 0; i < kGroupsAtOnce; ++i) quads[i] = __builtin_ctz((holders >> i & 0x11111111u) | 1u << 31) / 4;
 
-  std::memset(block.hi, 0, sizeof(block.hi));
-  block.hi_quad = quad;
-  block.hi_first_half = quad < 4 ? -1 : 0;
-  if (!usable_scale(scale, m.finite, block.facts)) {
-    std::memset(block.lo, 0, sizeof(block.lo));
-    return;
+  // The outlier quads of all four groups are one vector.
+  const F32 outliers =
+      f32_load_quads(x[0] + 4 * quads[0], x[1] + 4 * quads[1], x[2] + 4 * quads[2], x[3] + 4 * quads[3]);
+  const I32 q = i32_from_f32(mul(outliers, f32_spread(scales.inverse)));
+  const I32 upper = upper_part(q);
+  int8_t parts[2][16];
+  i32_store_bytes(parts[0], sub(q, i32_shl(upper, 7)), upper);
+  for (int i = 0; i < count; ++i, blocks += stride) {
+    OutlierBlock& block = *reinterpret_cast<OutlierBlock*>(blocks);
+    if (scales.finite[i] == 0) {
+      store_not_finite(block);
+      continue;
+    }
+    const F32 inverse = f32_set(scales.inverse[i]);
+    const I32 q0 = i32_from_f32(mul(f32_load(x[i]), inverse)), q1 = i32_from_f32(mul(f32_load(x[i] + 16), inverse));
+    i32_store_bytes(block.lo, q0, q1);
+    std::memcpy(block.lo + 4 * quads[i], parts[0] + 4 * i, 4);
+    std::memcpy(block.hi, parts[1] + 4 * i, 4);
+    block.hi_quad = quads[i];
+    block.hi_first_half = quads[i] < 4 ? -1 : 0;
+    store_facts(scales.scale[i], q0, q1, block.facts);
   }
-  const F32 inverse = f32_set(1.0f / scale);
-  const I32 q0 = i32_from_f32(mul(x0, inverse)), q1 = i32_from_f32(mul(x1, inverse));
-  store_sums(q0, q1, block.facts);
-  const uint32_t quad_lanes = 15u << 4 * quad;
-  const auto upper_of_quad = [](I32 q, uint32_t lanes) PELTON_INLINE_LAMBDA {
-    return bits_from_f32(f32_select(lanes, f32_from_bits(upper_part(q)), f32_zero()));
-  };
-  const I32 upper0 = upper_of_quad(q0, quad_lanes & 0xffffu), upper1 = upper_of_quad(q1, quad_lanes >> 16);
-  i32_store_i8(block.lo, sub(q0, i32_shl(upper0, 7)));
-  i32_store_i8(block.lo + 16, sub(q1, i32_shl(upper1, 7)));
-  int8_t upper[32];
-  i32_store_i8(upper, upper0);
-  i32_store_i8(upper + 16, upper1);
-  std::memcpy(block.hi, upper + 4 * quad, sizeof(block.hi));
 }
 
-PELTON_INLINE void quantise_exact(const float* x, ExactBlock& block) {
-  const F32 x0 = f32_load(x), x1 = f32_load(x + 16);
-  const GroupMagnitudes m = group_magnitudes(x0, x1);
-  const float scale = f32_first(m.largest) / kMaxWide;
-  std::memset(block.unused, 0, sizeof(block.unused));
-  if (!usable_scale(scale, m.finite, block.facts)) {
-    std::memset(block.lo, 0, sizeof(block.lo) + sizeof(block.hi));
-    return;
+PELTON_INLINE void quantise_exact(const float* const (&x)[kGroupsAtOnce], int count, uint8_t* blocks, int64_t stride) {
+  const Int4 largest_bits = i32_first_quad(group_magnitudes(x).largest);
+  const GroupScales scales = group_scales(reinterpret_cast<Float4>(largest_bits) / kMaxWide, largest_bits);
+  for (int i = 0; i < count; ++i, blocks += stride) {
+    ExactBlock& block = *reinterpret_cast<ExactBlock*>(blocks);
+    if (scales.finite[i] == 0) {
+      store_not_finite(block);
+      continue;
+    }
+    const F32 inverse = f32_set(scales.inverse[i]);
+    const I32 q0 = i32_from_f32(mul(f32_load(x[i]), inverse)), q1 = i32_from_f32(mul(f32_load(x[i] + 16), inverse));
+    const I32 upper0 = upper_part(q0), upper1 = upper_part(q1);
+    i32_store_bytes(block.hi, upper0, upper1);
+    i32_store_bytes(block.lo, sub(q0, i32_shl(upper0, 7)), sub(q1, i32_shl(upper1, 7)));
+    std::memset(block.unused, 0, sizeof(block.unused));
+    store_facts(scales.scale[i], q0, q1, block.facts);
   }
-  const F32 inverse = f32_set(1.0f / scale);
-  const I32 q0 = i32_from_f32(mul(x0, inverse)), q1 = i32_from_f32(mul(x1, inverse));
-  store_sums(q0, q1, block.facts);
-  const I32 upper0 = upper_part(q0), upper1 = upper_part(q1);
-  i32_store_i8(block.hi, upper0);
-  i32_store_i8(block.hi + 16, upper1);
-  i32_store_i8(block.lo, sub(q0, i32_shl(upper0, 7)));
-  i32_store_i8(block.lo + 16, sub(q1, i32_shl(upper1, 7)));
 }
 
-// x: `columns` floats, a multiple of 32. blocks: columns / 32 blocks of `mode` (kModeOutlier or kModeExact).
+// `count` groups of 32 floats, x_stride apart, become blocks of `mode` (kModeOutlier or kModeExact), `stride` bytes
+// apart.
+inline void quantise_groups(const float* x, int64_t x_stride, int64_t count, int mode, uint8_t* blocks,
+                            int64_t stride) {
+  for (int64_t first = 0; first < count; first += kGroupsAtOnce) {
+    const int here = static_cast<int>(count - first < kGroupsAtOnce ? count - first : kGroupsAtOnce);
+    const float* groups[kGroupsAtOnce];
+#pragma GCC unroll 4
+    for (int i = 0; i < kGroupsAtOnce; ++i) groups[i] = x + (first + (i < here ? i : 0)) * x_stride;
+    if (mode == kModeExact) {
+      quantise_exact(groups, here, blocks + first * stride, stride);
+    } else {
+      quantise_outlier(groups, here, blocks + first * stride, stride);
+    }
+  }
+}
+
+// x: `columns` floats, a multiple of 32. blocks: columns / 32 blocks of `mode`.
 inline void quantise_row(const float* x, int64_t columns, int mode, uint8_t* blocks) {
-  if (mode == kModeExact) {
-    ExactBlock* out = reinterpret_cast<ExactBlock*>(blocks);
-    for (int64_t k = 0; k < columns; k += kGroup) quantise_exact(x + k, *out++);
-  } else {
-    OutlierBlock* out = reinterpret_cast<OutlierBlock*>(blocks);
-    for (int64_t k = 0; k < columns; k += kGroup) quantise_outlier(x + k, *out++);
-  }
+  quantise_groups(x, kGroup, columns / kGroup, mode, blocks, activation_block_bytes(mode));
 }
 
 }  // namespace

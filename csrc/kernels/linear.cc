@@ -119,6 +119,7 @@ static_assert(2 * kStripBytes + 2 * kAccBytes + kActivationBytes <= static_cast<
 inline constexpr int64_t kPieceMicroseconds = 60;
 inline constexpr int64_t kBytesPerMicrosecond = 8'000;        // one thread, from memory
 inline constexpr int64_t kOperationsPerMicrosecond = 80'000;  // one thread, integer products
+inline constexpr int64_t kWideStrips = 4;  // at least, of a piece that widens its rows: that costs a tenth of a strip
 
 struct Cut {
   int64_t block_rows;
@@ -128,7 +129,9 @@ struct Cut {
 };
 
 // strip_bytes: packed bytes of all panels that one strip reads. columns: outputs of a strip over all its matrices.
-Cut make_cut(int64_t rows, int64_t strips, int64_t strip_bytes, int64_t columns, const Input& input, int num_threads) {
+// wide: whether one of them wants widened rows.
+Cut make_cut(int64_t rows, int64_t strips, int64_t strip_bytes, int64_t columns, bool wide, const Input& input,
+             int num_threads) {
   Cut cut;
   const int64_t held_bytes = larger(input.row_bytes, input.k * static_cast<int64_t>(sizeof(int16_t)));
   const int64_t fitting = kActivationBytes / held_bytes;
@@ -138,7 +141,8 @@ Cut make_cut(int64_t rows, int64_t strips, int64_t strip_bytes, int64_t columns,
   const int64_t duration = larger(strip_bytes / kBytesPerMicrosecond, operations / kOperationsPerMicrosecond);
   const int64_t wanted_pieces = 4 * num_threads;
   const int64_t fair_share = ceil_div(strips * cut.num_blocks, wanted_pieces);
-  cut.piece_strips = larger(1, smaller(fair_share, kPieceMicroseconds / larger(duration, 1)));
+  const int64_t lasting = larger(wide ? kWideStrips : 1, kPieceMicroseconds / larger(duration, 1));
+  cut.piece_strips = larger(1, smaller(fair_share, lasting));
   cut.num_runs = ceil_div(strips, cut.piece_strips);
   return cut;
 }
@@ -212,22 +216,18 @@ int lanes_in(int64_t n, int64_t strip, int p) {
 
 // ---- linear ----
 
-int64_t linear_strips(const Node& node, int64_t* total_bytes) {
-  int64_t strips = 0;
-  *total_bytes = 0;
-  for (int64_t s = 0; s < node.size[1]; ++s) {
-    const Matrix matrix = linear_segment(node, s).matrix;
-    strips += num_strips(matrix.n);
-    *total_bytes += ceil_div(matrix.n, kLanes) * matrix.panel_bytes;
-  }
-  return strips;
-}
-
 Cut linear_cut(const Node& node, const Step& step, int64_t* strips) {
   const Input input = make_input(node.pointer[0], node.size[0], node.size[2], node.size[3]);
-  int64_t bytes;
-  *strips = linear_strips(node, &bytes);
-  return make_cut(step.rows(node.dim), *strips, bytes / *strips, kStripColumns, input, step.num_threads);
+  int64_t bytes = 0;
+  bool wide = false;
+  *strips = 0;
+  for (int64_t s = 0; s < node.size[1]; ++s) {
+    const Matrix matrix = linear_segment(node, s).matrix;
+    *strips += num_strips(matrix.n);
+    bytes += ceil_div(matrix.n, kLanes) * matrix.panel_bytes;
+    wide |= wants_wide(matrix.format, input.mode);
+  }
+  return make_cut(step.rows(node.dim), *strips, bytes / *strips, kStripColumns, wide, input, step.num_threads);
 }
 
 int64_t linear_pieces(const Node& node, const Step& step) {
@@ -302,7 +302,9 @@ Gated make_gated(const Node& node) {
 
 Cut gated_cut(const Gated& gated, const Step& step, Dim dim) {
   const int64_t bytes = kStripPanels * (gated.gate.panel_bytes + gated.up.panel_bytes);
-  return make_cut(step.rows(dim), num_strips(gated.gate.n), bytes, 2 * kStripColumns, gated.input, step.num_threads);
+  const bool wide = wants_wide(gated.gate.format, gated.input.mode) || wants_wide(gated.up.format, gated.input.mode);
+  return make_cut(step.rows(dim), num_strips(gated.gate.n), bytes, 2 * kStripColumns, wide, gated.input,
+                  step.num_threads);
 }
 
 int64_t linear_gated_pieces(const Node& node, const Step& step) {
@@ -311,7 +313,7 @@ int64_t linear_gated_pieces(const Node& node, const Step& step) {
   return cut.num_blocks * cut.num_runs;
 }
 
-// One row of one strip: combines gate and up in place of the gate, then writes floats and blocks.
+// One row of one strip: combines gate and up in place of the gate, and writes floats.
 void store_gated_row(const Gated& gated, int64_t strip, int64_t row, float* gate, const float* up) {
   const int64_t column = strip * kStripColumns;
   for (int p = 0; p < kStripPanels; ++p) {
@@ -325,10 +327,8 @@ void store_gated_row(const Gated& gated, int64_t strip, int64_t row, float* gate
     f32_store(gate + p * kLanes, value);
     if (gated.out) f32_store_partial(gated.out + row * gated.out_stride + first, value, lanes);
   }
-  if (gated.blocks == nullptr) return;
-  uint8_t* row_blocks = gated.blocks + row * activation_row_bytes(gated.gate.n, gated.blocks_mode);
-  quantise_row(gate, kStripColumns, gated.blocks_mode, row_blocks + strip * activation_block_bytes(gated.blocks_mode));
 }
+static_assert(kStripColumns == kGroup, "a strip's row is one block");
 
 void linear_gated_run(const Node& node, const Step& step, int64_t piece, Scratch& scratch) {
   const Gated gated = make_gated(node);
@@ -342,6 +342,10 @@ void linear_gated_run(const Node& node, const Step& step, int64_t piece, Scratch
       const int64_t offset = (row - region.first_row) * kStripColumns;
       store_gated_row(gated, strip, row, gate + offset, up + offset);
     }
+    if (gated.blocks == nullptr) continue;
+    const int64_t row_bytes = activation_row_bytes(gated.gate.n, gated.blocks_mode);
+    uint8_t* blocks = gated.blocks + region.first_row * row_bytes + strip * activation_block_bytes(gated.blocks_mode);
+    quantise_groups(gate, kStripColumns, region.last_row - region.first_row, gated.blocks_mode, blocks, row_bytes);
   }
 }
 

@@ -8,8 +8,11 @@
 // in K order, whatever the number of rows and however they are cut. The one-row product is the tile of one row.
 //
 // Cost of a group for one (row, panel) at the 4-bit AVX-512BW tile, in operations of the two vector ports: 8
-// vpmaddubsw, 7 vpaddw, 1 vpmaddwd; outlier quad 4; conversion and scaling 3; minimum 1; zero point 2. 24 to 26 for 512
-// products, or 39 to 43 products a cycle. With VNNI: 9 vpdpbusd and 6 to 8 others.
+// vpmaddubsw, 7 vpaddw, 1 vpmaddwd; outlier quad 3; conversion and scaling 3; minimum 1; zero point 2. 23 to 25 for 512
+// products, or 41 to 45 products a cycle. With VNNI: 9 vpdpbusd and 4 to 6 others.
+// 8-bit codes without VNNI take the wide form: 16 vpmaddwd, 16 vpaddd, 3 others. Other exact ways are no shorter:
+// vpmaddubsw of |code| and x with the code's sign wants a vpmaddwd and a vpaddd for every quad, since two sums of it
+// overflow; two nibbles want every instruction of the narrow form twice.
 #pragma once
 
 #include "activation_blocks.h"
@@ -40,10 +43,10 @@ inline void widen_row(const uint8_t* blocks, int64_t k, int mode, int16_t* out) 
   for (int64_t g = 0; g < k / kGroup; ++g, out += kGroup) {
     if (mode == kModeExact) {
       const ExactBlock& block = reinterpret_cast<const ExactBlock*>(blocks)[g];
-      for (int i = 0; i < kGroup; ++i) out[i] = static_cast<int16_t>(block.lo[i] + 128 * block.hi[i]);
+      widen_32(out, block.lo, block.hi);
     } else {
       const OutlierBlock& block = reinterpret_cast<const OutlierBlock*>(blocks)[g];
-      for (int i = 0; i < kGroup; ++i) out[i] = block.lo[i];
+      widen_32(out, block.lo);
       for (int i = 0; i < 4; ++i) out[4 * block.hi_quad + i] += static_cast<int16_t>(128 * block.hi[i]);
     }
   }
@@ -62,8 +65,9 @@ struct BlockOf<true> {
   using Type = ExactBlock;
 };
 
-// The integer part of one half (or whole) group: sums[r][p] for all rows and panels of the tile.
-template <class StripType, int kHalf, int kRows, int kPanels>
+// The integer part of one half (or whole) group, for all rows and panels of the tile: added to sums[r][p] if kAdd, else
+// written there.
+template <class StripType, int kHalf, bool kAdd, int kRows, int kPanels>
 PELTON_INLINE void dot_products(const StripType* strips, int g,
                                 const typename BlockOf<StripType::kExact>::Type* const* blocks,
                                 const int16_t* const* wide, I32 (&sums)[kRows][kPanels]) {
@@ -71,6 +75,13 @@ PELTON_INLINE void dot_products(const StripType* strips, int g,
   constexpr int kNumQuads = kQuads / StripType::kHalves;
   constexpr bool kTwoPasses = StripType::kExact && !StripType::kWide;
   DotType low[kRows][kPanels];
+  if constexpr (kAdd && DotType::kAccumulates) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int p = 0; p < kPanels; ++p) low[r][p].start(sums[r][p]);
+    }
+  }
   DotType high[kTwoPasses ? kRows : 1][kTwoPasses ? kPanels : 1];
   unroll<kNumQuads>([&](auto index) PELTON_INLINE_LAMBDA {
     constexpr int kQuad = decltype(index)::value;
@@ -93,7 +104,7 @@ PELTON_INLINE void dot_products(const StripType* strips, int g,
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int p = 0; p < kPanels; ++p) {
-      sums[r][p] = low[r][p].sum();
+      sums[r][p] = kAdd && !DotType::kAccumulates ? add(sums[r][p], low[r][p].sum()) : low[r][p].sum();
       if constexpr (kTwoPasses) sums[r][p] = add(sums[r][p], i32_shl(high[r][p].sum(), 7));
     }
   }
@@ -108,9 +119,8 @@ PELTON_INLINE void outlier_products(const StripType* strips, int g, const Outlie
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int p = 0; p < kPanels; ++p) {
-      DotType dot;
-      dot.template add<0, 1>(DotType::load(strips[p].codes[g][blocks[r]->hi_quad]), blocks[r]->hi);
-      sums[r][p] = i32_shl(dot.sum(), 7);
+      const uint8_t* codes = strips[p].codes[g][0] + blocks[r]->hi_quad * int64_t{DotType::kCodeBytes};
+      sums[r][p] = DotType::quad_times_128(DotType::load(codes), blocks[r]->hi);
     }
   }
 }
@@ -122,13 +132,28 @@ PELTON_INLINE void add_group(const StripType* strips, int g,
                              F32 (&acc)[kRows][kPanels]) {
   constexpr int kHalves = StripType::kHalves;
   constexpr bool kOutlier = !StripType::kExact && !StripType::kWide;
+  // Where products add to what is there, the outlier's come first. Elsewhere they would hold registers meanwhile.
+  constexpr bool kOutlierFirst = kOutlier && (kHalves == 2 || StripType::DotType::kAccumulates);
   I32 outlier[kRows][kPanels];
-  if constexpr (kOutlier && kHalves == 2) outlier_products(strips, g, blocks, outlier);
+  if constexpr (kOutlierFirst) outlier_products(strips, g, blocks, outlier);
   unroll<kHalves>([&](auto index) PELTON_INLINE_LAMBDA {
     constexpr int kHalf = decltype(index)::value;
     I32 sums[kRows][kPanels];
-    dot_products<StripType, kHalf>(strips, g, blocks, wide, sums);
-    if constexpr (kOutlier && kHalves == 1) outlier_products(strips, g, blocks, outlier);
+    if constexpr (kOutlierFirst) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const I32 in_first = i32_set(blocks[r]->hi_first_half);
+#pragma GCC unroll 8
+        for (int p = 0; p < kPanels; ++p) {
+          sums[r][p] = outlier[r][p];
+          if constexpr (kHalves == 2) {
+            sums[r][p] = kHalf == 0 ? i32_and(in_first, outlier[r][p]) : i32_andnot(in_first, outlier[r][p]);
+          }
+        }
+      }
+    }
+    dot_products<StripType, kHalf, kOutlierFirst>(strips, g, blocks, wide, sums);
+    if constexpr (kOutlier && !kOutlierFirst) outlier_products(strips, g, blocks, outlier);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const GroupFacts& facts = blocks[r]->facts;
@@ -138,11 +163,7 @@ PELTON_INLINE void add_group(const StripType* strips, int g,
 #pragma GCC unroll 8
       for (int p = 0; p < kPanels; ++p) {
         I32 n = sums[r][p];
-        if constexpr (kOutlier && kHalves == 1) n = add(n, outlier[r][p]);
-        if constexpr (kOutlier && kHalves == 2) {
-          const I32 in_first = i32_set(blocks[r]->hi_first_half);
-          n = add(n, kHalf == 0 ? i32_and(in_first, outlier[r][p]) : i32_andnot(in_first, outlier[r][p]));
-        }
+        if constexpr (kOutlier && !kOutlierFirst) n = add(n, outlier[r][p]);
         if constexpr (StripType::kZero != 0) n = sub(n, i32_shl(x_sum, log2_of(StripType::kZero)));
         acc[r][p] = fma(mul(f32_from_i32(n), x_scale), f32_load(strips[p].scale[g][kHalf]), acc[r][p]);
         if constexpr (StripType::kHasMin) acc[r][p] = fma(f32_load(strips[p].min[g][kHalf]), x_scaled_sum, acc[r][p]);

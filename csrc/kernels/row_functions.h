@@ -43,7 +43,11 @@ inline float sum_of_squares(const float* x, int64_t columns) {
 inline void rms_norm_vector(const float* x, const float* weight, int64_t columns, float eps, float* out) {
   const float mean = sum_of_squares(x, columns) / static_cast<float>(columns);
   const F32 inverse = f32_set(1.0f / __builtin_sqrtf(mean + eps));
-  for (int64_t column = 0; column < columns; column += 16) {
+  int64_t column = 0;
+  for (; column + 16 <= columns; column += 16) {
+    f32_store(out + column, mul(mul(f32_load(x + column), inverse), f32_load(weight + column)));
+  }
+  if (column < columns) {
     const int lanes = lanes_left(columns, column);
     const F32 v = f32_load_partial(x + column, lanes);
     const F32 w = f32_load_partial(weight + column, lanes);

@@ -88,29 +88,17 @@ PELTON_INLINE F32 f32_from_i32(I32 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_
 PELTON_INLINE I32 i32_from_f32(F32 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 PELTON_INLINE F32 f32_from_bits(I32 x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 PELTON_INLINE I32 bits_from_f32(F32 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
-PELTON_INLINE uint32_t f32_equal(F32 x, F32 y) {
-  const int low = _mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ));
-  const int high = _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ));
-  return static_cast<uint32_t>(low | high << 8);
+PELTON_INLINE __m256 load_quads(const float* low, const float* high) {
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
 }
-PELTON_INLINE __m256 lane_mask(uint32_t bits) {  // all ones in lane i where bit i is set, i < 8
-  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), bit), bit));
+PELTON_INLINE F32 f32_load_quads(const float* q0, const float* q1, const float* q2, const float* q3) {
+  return {load_quads(q0, q1), load_quads(q2, q3)};
 }
-PELTON_INLINE F32 f32_select(uint32_t bits, F32 x, F32 y) {
-  return {_mm256_blendv_ps(y.a, x.a, lane_mask(bits)), _mm256_blendv_ps(y.b, x.b, lane_mask(bits >> 8))};
+PELTON_INLINE F32 f32_spread(Float4 x) {
+  const __m256 both = _mm256_castps128_ps256(x);
+  return {_mm256_permutevar8x32_ps(both, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)),
+          _mm256_permutevar8x32_ps(both, _mm256_setr_epi32(2, 2, 2, 2, 3, 3, 3, 3))};
 }
-PELTON_INLINE __m256 quad_max(__m256 x) {
-  const __m256 pair = _mm256_max_ps(x, _mm256_permute_ps(x, 0xb1));
-  return _mm256_max_ps(pair, _mm256_permute_ps(pair, 0x4e));
-}
-PELTON_INLINE F32 f32_quad_max(F32 x) { return {quad_max(x.a), quad_max(x.b)}; }
-template <int kDistance>
-PELTON_INLINE F32 f32_swap_quads(F32 x) {
-  if constexpr (kDistance == 2) return {x.b, x.a};
-  return {_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
-}
-PELTON_INLINE float f32_first(F32 x) { return _mm256_cvtss_f32(x.a); }
 PELTON_INLINE float f32_reduce_add(F32 x) {
   const __m256 eight = _mm256_add_ps(x.a, x.b);
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -139,11 +127,34 @@ PELTON_INLINE I32 i32_andnot(I32 mask, I32 x) {
 }
 PELTON_INLINE I32 i32_shl(I32 x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
 PELTON_INLINE I32 i32_shr(I32 x, int n) { return {_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)}; }
-PELTON_INLINE int32_t i32_reduce_add(I32 x) {
-  const __m256i eight = _mm256_add_epi32(x.a, x.b);
-  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+PELTON_INLINE I32 max(I32 x, I32 y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+PELTON_INLINE I32 min(I32 x, I32 y) { return {_mm256_min_epi32(x.a, y.a), _mm256_min_epi32(x.b, y.b)}; }
+PELTON_INLINE uint32_t i32_equal(I32 x, I32 y) {
+  const int low = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(x.a, y.a)));
+  const int high = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(x.b, y.b)));
+  return static_cast<uint32_t>(low | high << 8);
+}
+PELTON_INLINE __m256i pair_maxima(__m256i x, __m256i y) {  // per quad: two of x, then two of y
+  const __m256 a = _mm256_castsi256_ps(x), b = _mm256_castsi256_ps(y);
+  return _mm256_max_epi32(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)),
+                          _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)));
+}
+PELTON_INLINE I32 i32_quad_maxima(I32 x0, I32 x1, I32 x2, I32 x3) {
+  return {pair_maxima(pair_maxima(x0.a, x1.a), pair_maxima(x2.a, x3.a)),
+          pair_maxima(pair_maxima(x0.b, x1.b), pair_maxima(x2.b, x3.b))};
+}
+template <int kDistance>
+PELTON_INLINE I32 i32_swap_quads(I32 x) {
+  if constexpr (kDistance == 2) return {x.b, x.a};
+  return {_mm256_permute2x128_si256(x.a, x.a, 1), _mm256_permute2x128_si256(x.b, x.b, 1)};
+}
+PELTON_INLINE Int4 i32_first_quad(I32 x) { return reinterpret_cast<Int4>(_mm256_castsi256_si128(x.a)); }
+PELTON_INLINE void i32_store_sums(int32_t* p, I32 x, I32 y) {
+  const __m256i one = _mm256_set1_epi16(1);
+  const __m256i pairs = _mm256_hadd_epi32(_mm256_madd_epi16(_mm256_packs_epi32(x.a, x.b), one),
+                                          _mm256_madd_epi16(_mm256_packs_epi32(y.a, y.b), one));
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_hadd_epi32(four, four));
 }
 PELTON_INLINE I32 i32_load_i8(const int8_t* p) {
   return {_mm256_cvtepi8_epi32(load_64(p)), _mm256_cvtepi8_epi32(load_64(p + 8))};
@@ -151,12 +162,10 @@ PELTON_INLINE I32 i32_load_i8(const int8_t* p) {
 PELTON_INLINE I32 i32_load_u8(const uint8_t* p) {
   return {_mm256_cvtepu8_epi32(load_64(p)), _mm256_cvtepu8_epi32(load_64(p + 8))};
 }
-PELTON_INLINE void i32_store_i8(int8_t* p, I32 x) {
-  const __m256i byte = _mm256_set1_epi32(0xff);
-  const __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.a, byte), _mm256_and_si256(x.b, byte));
-  const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
-  const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+PELTON_INLINE void i32_store_bytes(int8_t* p, I32 x, I32 y) {
+  // Per 128-bit half: quads of x.a, x.b, y.a, y.b.
+  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(x.a, x.b), _mm256_packs_epi32(y.a, y.b));
+  store_256(p, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 }
 
 PELTON_INLINE U8 u8_load(const uint8_t* p) { return {load_256(p), load_256(p + 32)}; }
@@ -181,6 +190,18 @@ PELTON_INLINE U8 u8_bits(U8 x) {
 }
 
 PELTON_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low) {
+  store_256(out, _mm256_cvtepi8_epi16(load_128(low)));
+  store_256(out + 16, _mm256_cvtepi8_epi16(load_128(low + 16)));
+}
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low, const int8_t* high) {
+#pragma GCC unroll 2
+  for (int i = 0; i < 32; i += 16) {
+    const __m256i upper = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_128(high + i)), 7);
+    store_256(out + i, _mm256_add_epi16(_mm256_cvtepi8_epi16(load_128(low + i)), upper));
+  }
+}
 
 // vpmaddubsw leaves sums of two products in 16 bits. Sums of kDepth of them fit in 16 bits when
 // kDepth * 2 * 127 * (2^kBits - 1) <= 32767: 8 quads for up to 4 bits (30480), 4 for 5 bits (31496), 2 for 6 (32004).
@@ -231,53 +252,62 @@ struct Dot<kBits, false> {
     add_half<kQuad, kNumQuads>(partial.a, total.a, codes.a, x);
     add_half<kQuad, kNumQuads>(partial.b, total.b, codes.b, x);
   }
+  static constexpr bool kAccumulates = false;
   PELTON_INLINE I32 sum() const { return total; }
+  static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
+    const __m256i x = broadcast_quad(quad), factor = _mm256_set1_epi16(128);
+    return {_mm256_madd_epi16(_mm256_maddubs_epi16(codes.a, x), factor),
+            _mm256_madd_epi16(_mm256_maddubs_epi16(codes.b, x), factor)};
+  }
 };
 
-// 16-bit codes times 16-bit activations; K pair 0 of all lanes, then K pair 1.
+// 16-bit codes times 16-bit activations: four lanes to a register, with the sums of K pairs 0 and 1 side by side.
 template <int kBits>
 struct Dot<kBits, true> {
   static constexpr int kCodeBytes = 128;
   static constexpr int kQuadBytes = 8;
   static constexpr bool kSigned = true;
   struct Codes {
-    I32 pair0, pair1;
+    __m256i fours[4];
   };
-  I32 total = i32_zero();
+  __m256i fours[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
 
-  static PELTON_INLINE void expand_half(uint8_t* out, __m256i codes) {  // 8 lanes
-    const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);    // pairs 0 of four lanes, then their pairs 1
-    const __m256i low = _mm256_permutevar8x32_epi32(_mm256_cvtepi8_epi16(_mm256_castsi256_si128(codes)), order);
-    const __m256i high = _mm256_permutevar8x32_epi32(_mm256_cvtepi8_epi16(_mm256_extracti128_si256(codes, 1)), order);
-    store_256(out, _mm256_permute2x128_si256(low, high, 0x20));
-    store_256(out + 64, _mm256_permute2x128_si256(low, high, 0x31));
+  // Lanes 0, 1, 4, 5 and 2, 3, 6, 7, since a horizontal addition works in 128 bits.
+  static PELTON_INLINE void expand_half(uint8_t* out, __m256i codes) {
+    const __m256i ordered = _mm256_permute4x64_epi64(codes, 0xd8);
+    store_256(out, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(ordered)));
+    store_256(out + 32, _mm256_cvtepi8_epi16(_mm256_extracti128_si256(ordered, 1)));
   }
   static PELTON_INLINE void expand(uint8_t* out, U8 codes) {
     expand_half(out, codes.a);
-    expand_half(out + 32, codes.b);
+    expand_half(out + 64, codes.b);
   }
   static PELTON_INLINE Codes load(const uint8_t* p) {
-    return {{load_256(p), load_256(p + 32)}, {load_256(p + 64), load_256(p + 96)}};
-  }
-  static PELTON_INLINE __m256i add_half(__m256i total, __m256i codes, __m256i pair) {
-    return _mm256_add_epi32(total, _mm256_madd_epi16(codes, pair));
+    return {{load_256(p), load_256(p + 32), load_256(p + 64), load_256(p + 96)}};
   }
   template <int kQuad, int kNumQuads>
   PELTON_INLINE void add(Codes codes, const void* quad) {
-    const char* pairs = static_cast<const char*>(quad);
-    const __m256i x0 = broadcast_quad(pairs), x1 = broadcast_quad(pairs + 4);
-    total.a = add_half(add_half(total.a, codes.pair0.a, x0), codes.pair1.a, x1);
-    total.b = add_half(add_half(total.b, codes.pair0.b, x0), codes.pair1.b, x1);
-    keep_order(total.a);
-    keep_order(total.b);
+    const __m256i x = _mm256_broadcastq_epi64(load_64(quad));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m256i products = _mm256_madd_epi16(codes.fours[i], x);
+      fours[i] = kQuad == 0 ? products : _mm256_add_epi32(fours[i], products);
+      keep_order(fours[i]);
+    }
   }
-  PELTON_INLINE I32 sum() const { return total; }
+  static constexpr bool kAccumulates = false;
+  PELTON_INLINE I32 sum() const {
+    return {_mm256_hadd_epi32(fours[0], fours[1]), _mm256_hadd_epi32(fours[2], fours[3])};
+  }
 };
 
 // 16 registers of half a vector: per (row, panel) two integer and two float accumulators, per panel two of codes, one
 // broadcast activation and one product: 2 * 1 * 4 + 2 + 2 = 12.
 inline constexpr int kTileRows = 2;
 inline constexpr int kTilePanels = 1;
+// Of float products: 3 * 2 * 2 accumulators, three broadcast activations, one register of weights: 16.
+inline constexpr int kFloatTileRows = 3;
+inline constexpr int kFloatTilePanels = 2;
 
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL

@@ -67,19 +67,16 @@ PELTON_INLINE F32 f32_from_i32(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 PELTON_INLINE I32 i32_from_f32(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }
 PELTON_INLINE F32 f32_from_bits(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
 PELTON_INLINE I32 bits_from_f32(F32 a) { return {_mm512_castps_si512(a.v)}; }
-PELTON_INLINE uint32_t f32_equal(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
-PELTON_INLINE F32 f32_select(uint32_t bits, F32 a, F32 b) {
-  return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), b.v, a.v)};
+PELTON_INLINE F32 f32_load_quads(const float* q0, const float* q1, const float* q2, const float* q3) {
+  __m512 quads = _mm512_castps128_ps512(_mm_loadu_ps(q0));
+  quads = _mm512_insertf32x4(quads, _mm_loadu_ps(q1), 1);
+  quads = _mm512_insertf32x4(quads, _mm_loadu_ps(q2), 2);
+  return {_mm512_insertf32x4(quads, _mm_loadu_ps(q3), 3)};
 }
-PELTON_INLINE F32 f32_quad_max(F32 a) {
-  const __m512 pair = _mm512_max_ps(a.v, _mm512_permute_ps(a.v, 0xb1));
-  return {_mm512_max_ps(pair, _mm512_permute_ps(pair, 0x4e))};
+PELTON_INLINE F32 f32_spread(Float4 x) {
+  const __m512i source = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  return {_mm512_permutexvar_ps(source, _mm512_castps128_ps512(x))};
 }
-template <int kDistance>
-PELTON_INLINE F32 f32_swap_quads(F32 a) {
-  return {_mm512_shuffle_f32x4(a.v, a.v, kDistance == 1 ? 0xb1 : 0x4e)};
-}
-PELTON_INLINE float f32_first(F32 a) { return _mm512_cvtss_f32(a.v); }
 PELTON_INLINE float f32_reduce_add(F32 a) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -103,11 +100,38 @@ PELTON_INLINE I32 i32_and(I32 a, I32 b) { return {_mm512_and_si512(a.v, b.v)}; }
 PELTON_INLINE I32 i32_andnot(I32 mask, I32 a) { return {_mm512_andnot_si512(mask.v, a.v)}; }
 PELTON_INLINE I32 i32_shl(I32 a, int n) { return {_mm512_slli_epi32(a.v, static_cast<unsigned>(n))}; }
 PELTON_INLINE I32 i32_shr(I32 a, int n) { return {_mm512_srai_epi32(a.v, static_cast<unsigned>(n))}; }
-PELTON_INLINE int32_t i32_reduce_add(I32 a) { return _mm512_reduce_add_epi32(a.v); }
+PELTON_INLINE I32 max(I32 a, I32 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+PELTON_INLINE I32 min(I32 a, I32 b) { return {_mm512_min_epi32(a.v, b.v)}; }
+PELTON_INLINE uint32_t i32_equal(I32 a, I32 b) { return _mm512_cmpeq_epi32_mask(a.v, b.v); }
+PELTON_INLINE __m512i pair_maxima(__m512i x, __m512i y) {  // per quad: two of x, then two of y
+  const __m512 a = _mm512_castsi512_ps(x), b = _mm512_castsi512_ps(y);
+  return _mm512_max_epi32(_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)),
+                          _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd)));
+}
+PELTON_INLINE I32 i32_quad_maxima(I32 x0, I32 x1, I32 x2, I32 x3) {
+  return {pair_maxima(pair_maxima(x0.v, x1.v), pair_maxima(x2.v, x3.v))};
+}
+template <int kDistance>
+PELTON_INLINE I32 i32_swap_quads(I32 a) {
+  return {_mm512_shuffle_i32x4(a.v, a.v, kDistance == 1 ? 0xb1 : 0x4e)};
+}
+PELTON_INLINE Int4 i32_first_quad(I32 a) { return reinterpret_cast<Int4>(_mm512_castsi512_si128(a.v)); }
+PELTON_INLINE void i32_store_sums(int32_t* p, I32 a, I32 b) {
+  // Per 128-bit quarter: two sums of a, two of b.
+  const __m512i pairs = _mm512_madd_epi16(_mm512_packs_epi32(a.v, b.v), _mm512_set1_epi16(1));
+  const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(pairs), _mm512_extracti64x4_epi64(pairs, 1));
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_hadd_epi32(four, four));
+}
 PELTON_INLINE __m128i load_16_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 PELTON_INLINE I32 i32_load_i8(const int8_t* p) { return {_mm512_cvtepi8_epi32(load_16_bytes(p))}; }
 PELTON_INLINE I32 i32_load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(load_16_bytes(p))}; }
-PELTON_INLINE void i32_store_i8(int8_t* p, I32 a) { _mm512_mask_cvtepi32_storeu_epi8(p, 0xffff, a.v); }
+PELTON_INLINE void i32_store_bytes(int8_t* p, I32 a, I32 b) {
+  const __m512i words = _mm512_packs_epi32(a.v, b.v);      // per 128-bit quarter: a quad of a, one of b
+  const __m512i bytes = _mm512_packs_epi16(words, words);  // likewise, twice
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, bytes)));
+}
 
 PELTON_INLINE U8 u8_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 PELTON_INLINE void u8_store(uint8_t* p, U8 a) { _mm512_storeu_si512(p, a.v); }
@@ -123,6 +147,15 @@ PELTON_INLINE U8 u8_bits(U8 a) {
 }
 
 PELTON_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+PELTON_INLINE __m512i words_from_bytes(const int8_t* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low) { _mm512_storeu_si512(out, words_from_bytes(low)); }
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low, const int8_t* high) {
+  const __m512i upper = _mm512_slli_epi16(words_from_bytes(high), 7);
+  _mm512_storeu_si512(out, _mm512_add_epi16(words_from_bytes(low), upper));
+}
 
 template <int kBits, bool kWide>
 struct Dot;
@@ -157,7 +190,12 @@ struct Dot<kBits, false> {
   PELTON_INLINE void add(Codes codes, const void* quad) {
     total = _mm512_dpbusd_epi32(total, codes, broadcast_quad(quad));
   }
+  static constexpr bool kAccumulates = true;
+  PELTON_INLINE void start(I32 sum) { total = sum.v; }
   PELTON_INLINE I32 sum() const { return {total}; }
+  static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
+    return {_mm512_slli_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, broadcast_quad(quad)), 7)};
+  }
 };
 
 #else
@@ -192,7 +230,11 @@ struct Dot<kBits, false> {
       total = kQuad < kDepth ? pairs : _mm512_add_epi32(total, pairs);
     }
   }
+  static constexpr bool kAccumulates = false;
   PELTON_INLINE I32 sum() const { return {total}; }
+  static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
+    return {_mm512_madd_epi16(_mm512_maddubs_epi16(codes, broadcast_quad(quad)), _mm512_set1_epi16(128))};
+  }
 };
 
 #endif
@@ -224,6 +266,7 @@ struct Dot<kBits, true> {
     total = _mm512_add_epi32(total, _mm512_madd_epi16(codes.pair1, broadcast_quad(pairs + 4)));
     keep_order(total);
   }
+  static constexpr bool kAccumulates = false;
   PELTON_INLINE I32 sum() const { return {total}; }
 };
 
@@ -232,6 +275,9 @@ struct Dot<kBits, true> {
 // 8 independent chains cover the latency of 4-5 cycles at two operations a cycle.
 inline constexpr int kTileRows = 4;
 inline constexpr int kTilePanels = 2;
+// Of float products: 8 * 2 accumulators, two registers of weights, one broadcast activation: 19.
+inline constexpr int kFloatTileRows = 8;
+inline constexpr int kFloatTilePanels = 2;
 
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL

@@ -70,24 +70,11 @@ PELTON_INLINE I32 i32_from_f32(F32 a) {
 PELTON_INLINE F32 f32_from_bits(I32 a) { PELTON_LANES(F32, float_from_bits(static_cast<uint32_t>(a.v[i]))); }
 PELTON_INLINE I32 bits_from_f32(F32 a) { PELTON_LANES(I32, static_cast<int32_t>(float_bits(a.v[i]))); }
 
-PELTON_INLINE uint32_t f32_equal(F32 a, F32 b) {
-  uint32_t bits = 0;
-  for (int i = 0; i < 16; ++i) bits |= uint32_t{a.v[i] == b.v[i]} << i;
-  return bits;
+PELTON_INLINE F32 f32_load_quads(const float* q0, const float* q1, const float* q2, const float* q3) {
+  const float* quads[4] = {q0, q1, q2, q3};
+  PELTON_LANES(F32, quads[i / 4][i % 4]);
 }
-PELTON_INLINE F32 f32_select(uint32_t bits, F32 a, F32 b) { PELTON_LANES(F32, (bits >> i) & 1 ? a.v[i] : b.v[i]); }
-PELTON_INLINE F32 f32_quad_max(F32 a) {
-  PELTON_LANES(F32, [](const float* q) {
-    const float even = q[0] > q[1] ? q[0] : q[1];
-    const float odd = q[2] > q[3] ? q[2] : q[3];
-    return even > odd ? even : odd;
-  }(a.v + (i & ~3)));
-}
-template <int kDistance>
-PELTON_INLINE F32 f32_swap_quads(F32 a) {
-  PELTON_LANES(F32, a.v[i ^ (4 * kDistance)]);
-}
-PELTON_INLINE float f32_first(F32 a) { return a.v[0]; }
+PELTON_INLINE F32 f32_spread(Float4 x) { PELTON_LANES(F32, x[i / 4]); }
 PELTON_INLINE float f32_reduce_add(F32 a) {
   for (int step = 8; step > 0; step /= 2) {
     for (int i = 0; i < step; ++i) a.v[i] += a.v[i + step];
@@ -111,15 +98,40 @@ PELTON_INLINE I32 i32_and(I32 a, I32 b) { PELTON_LANES(I32, a.v[i] & b.v[i]); }
 PELTON_INLINE I32 i32_andnot(I32 mask, I32 a) { PELTON_LANES(I32, ~mask.v[i] & a.v[i]); }
 PELTON_INLINE I32 i32_shl(I32 a, int n) { PELTON_LANES(I32, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << n)); }
 PELTON_INLINE I32 i32_shr(I32 a, int n) { PELTON_LANES(I32, a.v[i] >> n); }
-PELTON_INLINE int32_t i32_reduce_add(I32 a) {
-  int32_t total = 0;
-  for (int i = 0; i < 16; ++i) total += a.v[i];
-  return total;
+PELTON_INLINE I32 max(I32 a, I32 b) { PELTON_LANES(I32, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+PELTON_INLINE I32 min(I32 a, I32 b) { PELTON_LANES(I32, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+PELTON_INLINE uint32_t i32_equal(I32 a, I32 b) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 16; ++i) bits |= uint32_t{a.v[i] == b.v[i]} << i;
+  return bits;
+}
+PELTON_INLINE I32 i32_quad_maxima(I32 x0, I32 x1, I32 x2, I32 x3) {
+  const I32* x[4] = {&x0, &x1, &x2, &x3};
+  PELTON_LANES(I32, [](const int32_t* q) {
+    const int32_t even = q[0] > q[1] ? q[0] : q[1];
+    const int32_t odd = q[2] > q[3] ? q[2] : q[3];
+    return even > odd ? even : odd;
+  }(x[i % 4]->v + (i & ~3)));
+}
+template <int kDistance>
+PELTON_INLINE I32 i32_swap_quads(I32 a) {
+  PELTON_LANES(I32, a.v[i ^ (4 * kDistance)]);
+}
+PELTON_INLINE Int4 i32_first_quad(I32 a) { return Int4{a.v[0], a.v[1], a.v[2], a.v[3]}; }
+PELTON_INLINE void i32_store_sums(int32_t* p, I32 a, I32 b) {
+  p[0] = p[1] = 0;
+  for (int i = 0; i < 16; ++i) {
+    p[0] += a.v[i];
+    p[1] += b.v[i];
+  }
 }
 PELTON_INLINE I32 i32_load_i8(const int8_t* p) { PELTON_LANES(I32, p[i]); }
 PELTON_INLINE I32 i32_load_u8(const uint8_t* p) { PELTON_LANES(I32, p[i]); }
-PELTON_INLINE void i32_store_i8(int8_t* p, I32 a) {
-  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(static_cast<uint8_t>(a.v[i]));
+PELTON_INLINE void i32_store_bytes(int8_t* p, I32 a, I32 b) {
+  for (int i = 0; i < 16; ++i) {
+    p[i] = static_cast<int8_t>(static_cast<uint8_t>(a.v[i]));
+    p[i + 16] = static_cast<int8_t>(static_cast<uint8_t>(b.v[i]));
+  }
 }
 #undef PELTON_LANES
 
@@ -140,6 +152,13 @@ PELTON_INLINE U8 u8_bits(U8 a) {
 #undef PELTON_BYTES
 
 PELTON_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low) {
+  for (int i = 0; i < 32; ++i) out[i] = low[i];
+}
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low, const int8_t* high) {
+  for (int i = 0; i < 32; ++i) out[i] = static_cast<int16_t>(low[i] + 128 * high[i]);
+}
 
 template <int kBits, bool kExact>
 inline constexpr bool kUseWide = false;
@@ -167,12 +186,21 @@ struct Dot {
   PELTON_INLINE void add(const Codes& codes, const void* quad) {
     add_dot_products(total, codes, quad);
   }
+  static constexpr bool kAccumulates = true;
+  PELTON_INLINE void start(const I32& sum) { total = sum; }
   PELTON_INLINE I32 sum() const { return total; }
+  static PELTON_INLINE I32 quad_times_128(const Codes& codes, const void* quad) {
+    Dot dot;
+    dot.add<0, 1>(codes, quad);
+    return i32_shl(dot.total, 7);
+  }
 };
 
 // Arrays live in memory anyway: the smallest tile.
 inline constexpr int kTileRows = 1;
 inline constexpr int kTilePanels = 1;
+inline constexpr int kFloatTileRows = 1;
+inline constexpr int kFloatTilePanels = 1;
 
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL

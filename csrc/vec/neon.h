@@ -83,29 +83,10 @@ PELTON_INLINE F32 f32_from_i32(I32 a) { PELTON_PARTS(F32, vcvtq_f32_s32(a.v[i]))
 PELTON_INLINE I32 i32_from_f32(F32 a) { PELTON_PARTS(I32, vcvtnq_s32_f32(a.v[i])); }
 PELTON_INLINE F32 f32_from_bits(I32 a) { PELTON_PARTS(F32, vreinterpretq_f32_s32(a.v[i])); }
 PELTON_INLINE I32 bits_from_f32(F32 a) { PELTON_PARTS(I32, vreinterpretq_s32_f32(a.v[i])); }
-PELTON_INLINE uint32x4_t lane_bits() {
-  const uint32_t bits[4] = {1, 2, 4, 8};
-  return vld1q_u32(bits);
+PELTON_INLINE F32 f32_load_quads(const float* q0, const float* q1, const float* q2, const float* q3) {
+  return {{vld1q_f32(q0), vld1q_f32(q1), vld1q_f32(q2), vld1q_f32(q3)}};
 }
-PELTON_INLINE uint32_t f32_equal(F32 a, F32 b) {
-  uint32_t bits = 0;
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) bits |= vaddvq_u32(vandq_u32(vceqq_f32(a.v[i], b.v[i]), lane_bits())) << (4 * i);
-  return bits;
-}
-PELTON_INLINE F32 f32_select(uint32_t bits, F32 a, F32 b) {
-  PELTON_PARTS(F32, vbslq_f32(vtstq_u32(vdupq_n_u32(bits >> (4 * i)), lane_bits()), a.v[i], b.v[i]));
-}
-PELTON_INLINE float32x4_t quad_max(float32x4_t a) {
-  const float32x4_t pair = max_or_second(a, vrev64q_f32(a));
-  return max_or_second(pair, vextq_f32(pair, pair, 2));
-}
-PELTON_INLINE F32 f32_quad_max(F32 a) { PELTON_PARTS(F32, quad_max(a.v[i])); }
-template <int kDistance>
-PELTON_INLINE F32 f32_swap_quads(F32 a) {
-  return {{a.v[kDistance], a.v[1 ^ kDistance], a.v[2 ^ kDistance], a.v[3 ^ kDistance]}};
-}
-PELTON_INLINE float f32_first(F32 a) { return vgetq_lane_f32(a.v[0], 0); }
+PELTON_INLINE F32 f32_spread(Float4 x) { PELTON_PARTS(F32, vdupq_n_f32(x[i])); }
 PELTON_INLINE float f32_reduce_add(F32 a) {
   const float32x4_t four = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
   const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
@@ -131,8 +112,26 @@ PELTON_INLINE I32 i32_and(I32 a, I32 b) { PELTON_PARTS(I32, vandq_s32(a.v[i], b.
 PELTON_INLINE I32 i32_andnot(I32 mask, I32 a) { PELTON_PARTS(I32, vbicq_s32(a.v[i], mask.v[i])); }
 PELTON_INLINE I32 i32_shl(I32 a, int n) { PELTON_PARTS(I32, vshlq_s32(a.v[i], vdupq_n_s32(n))); }
 PELTON_INLINE I32 i32_shr(I32 a, int n) { PELTON_PARTS(I32, vshlq_s32(a.v[i], vdupq_n_s32(-n))); }
-PELTON_INLINE int32_t i32_reduce_add(I32 a) {
-  return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
+PELTON_INLINE I32 max(I32 a, I32 b) { PELTON_PARTS(I32, vmaxq_s32(a.v[i], b.v[i])); }
+PELTON_INLINE I32 min(I32 a, I32 b) { PELTON_PARTS(I32, vminq_s32(a.v[i], b.v[i])); }
+PELTON_INLINE uint32_t i32_equal(I32 a, I32 b) {
+  const uint32_t one_bit[4] = {1, 2, 4, 8};
+  uint32_t bits = 0;
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) bits |= vaddvq_u32(vandq_u32(vceqq_s32(a.v[i], b.v[i]), vld1q_u32(one_bit))) << (4 * i);
+  return bits;
+}
+PELTON_INLINE I32 i32_quad_maxima(I32 x0, I32 x1, I32 x2, I32 x3) {
+  PELTON_PARTS(I32, vpmaxq_s32(vpmaxq_s32(x0.v[i], x1.v[i]), vpmaxq_s32(x2.v[i], x3.v[i])));
+}
+template <int kDistance>
+PELTON_INLINE I32 i32_swap_quads(I32 a) {
+  return {{a.v[kDistance], a.v[1 ^ kDistance], a.v[2 ^ kDistance], a.v[3 ^ kDistance]}};
+}
+PELTON_INLINE Int4 i32_first_quad(I32 a) { return a.v[0]; }
+PELTON_INLINE void i32_store_sums(int32_t* p, I32 a, I32 b) {
+  p[0] = vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
+  p[1] = vaddvq_s32(vaddq_s32(vaddq_s32(b.v[0], b.v[1]), vaddq_s32(b.v[2], b.v[3])));
 }
 PELTON_INLINE I32 i32_load_i8(const int8_t* p) {
   const int8x16_t bytes = vld1q_s8(p);
@@ -145,10 +144,14 @@ PELTON_INLINE I32 i32_load_u8(const uint8_t* p) {
   const auto widen = [](uint16x4_t half) { return vreinterpretq_s32_u32(vmovl_u16(half)); };
   return {{widen(vget_low_u16(low)), widen(vget_high_u16(low)), widen(vget_low_u16(high)), widen(vget_high_u16(high))}};
 }
-PELTON_INLINE void i32_store_i8(int8_t* p, I32 a) {
-  const int16x8_t low = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1]));
-  const int16x8_t high = vcombine_s16(vmovn_s32(a.v[2]), vmovn_s32(a.v[3]));
-  vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+PELTON_INLINE void i32_store_bytes(int8_t* p, I32 a, I32 b) {
+  const auto narrow = [](const I32& x) {
+    const int16x8_t low = vcombine_s16(vmovn_s32(x.v[0]), vmovn_s32(x.v[1]));
+    const int16x8_t high = vcombine_s16(vmovn_s32(x.v[2]), vmovn_s32(x.v[3]));
+    return vcombine_s8(vmovn_s16(low), vmovn_s16(high));
+  };
+  vst1q_s8(p, narrow(a));
+  vst1q_s8(p + 16, narrow(b));
 }
 
 PELTON_INLINE U8 u8_load(const uint8_t* p) { PELTON_PARTS(U8, vld1q_u8(p + 16 * i)); }
@@ -166,6 +169,17 @@ PELTON_INLINE U8 u8_bits(U8 a) {
 #undef PELTON_PARTS
 
 PELTON_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 32; i += 8) vst1q_s16(out + i, vmovl_s8(vld1_s8(low + i)));
+}
+PELTON_INLINE void widen_32(int16_t* out, const int8_t* low, const int8_t* high) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 32; i += 8) {
+    vst1q_s16(out + i, vaddw_s8(vshlq_n_s16(vmovl_s8(vld1_s8(high + i)), 7), vld1_s8(low + i)));
+  }
+}
 
 template <int kBits, bool kExact>
 inline constexpr bool kUseWide = false;
@@ -195,6 +209,8 @@ struct Dot {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) total.v[i] = vdotq_s32(total.v[i], vreinterpretq_s8_u8(codes.v[i]), x);
   }
+  static constexpr bool kAccumulates = true;
+  PELTON_INLINE void start(I32 sum) { total = sum; }
   PELTON_INLINE I32 sum() const { return total; }
 #else
   // Products are 16 bits wide (128 * 127 at most); two sums per lane until the end.
@@ -211,11 +227,17 @@ struct Dot {
       pairs[2 * i + 1] = vpadalq_s16(pairs[2 * i + 1], vmull_high_s8(c, x));
     }
   }
+  static constexpr bool kAccumulates = false;
   PELTON_INLINE I32 sum() const {
     return {{vpaddq_s32(pairs[0], pairs[1]), vpaddq_s32(pairs[2], pairs[3]), vpaddq_s32(pairs[4], pairs[5]),
              vpaddq_s32(pairs[6], pairs[7])}};
   }
 #endif
+  static PELTON_INLINE I32 quad_times_128(Codes codes, const void* quad) {
+    Dot dot;
+    dot.add<0, 1>(codes, quad);
+    return i32_shl(dot.sum(), 7);
+  }
 };
 
 // 32 registers of a quarter of a vector: per (row, panel) four integer (eight without SDOT) and four float
@@ -226,6 +248,9 @@ inline constexpr int kTileRows = 3;  // 3 * 8 + 4 + 1 = 29
 inline constexpr int kTileRows = 2;  // 2 * 12 + 4 + 1 = 29
 #endif
 inline constexpr int kTilePanels = 1;
+// Of float products: 5 * 1 * 4 accumulators, four registers of weights, one broadcast activation: 25.
+inline constexpr int kFloatTileRows = 5;
+inline constexpr int kFloatTilePanels = 1;
 
 }  // namespace
 }  // namespace pelton::PELTON_LEVEL

@@ -15,21 +15,28 @@
 //         max(a, b) = a > b ? a : b   min(a, b) = a < b ? a : b             a NaN in either gives b
 //         f32_from_i32(I32)   i32_from_f32(F32)                             half to even; out of range: any value
 //         f32_from_bits(I32)  bits_from_f32(F32)
-//         f32_equal(F32 a, F32 b)                                           uint32_t, bit i: lanes i are equal
-//         f32_select(uint32_t bits, F32 a, F32 b)                           lane i: bit i ? a : b
-//         f32_quad_max(F32)                                                 maximum of each aligned quad, in its 4
-//         lanes f32_reduce_add(F32)  f32_reduce_max(F32)                          fixed tree: lanes 8, then 4, 2, 1
-//         apart f32_exp(F32)                                                      see exp.h
+//         f32_load_quads(const float*, ... 4 of them)                       lanes 4i to 4i + 3: four of pointer i
+//         f32_spread(Float4 x)                                              lane i: x[i / 4]
+//         f32_reduce_add(F32)  f32_reduce_max(F32)                          fixed tree: lanes 8, then 4, 2, 1 apart
+//         f32_exp(F32)                                                      see exp.h
 //   I32   i32_load(const int32_t*)  i32_store(int32_t*, I32)  i32_set(int32_t)  i32_zero()
 //         add sub i32_and   i32_andnot(mask, a) = ~mask & a
-//         i32_shl(I32, int)  i32_shr(I32, int) (arithmetic)   i32_reduce_add(I32)
+//         max min   i32_shl(I32, int)  i32_shr(I32, int) (arithmetic)
+//         i32_equal(I32 a, I32 b)                                           uint32_t, bit i: lanes i are equal
+//         i32_quad_maxima(I32 x0, x1, x2, x3)                               lane 4j + i: the largest of quad j of xi
+//         i32_swap_quads<kDistance>(I32)                                    quad j: what quad j ^ kDistance was
+//         i32_first_quad(I32)                                               Int4, lanes 0 to 3
+//         i32_store_sums(int32_t* p, I32 a, I32 b)                          p[0], p[1]: sums of lanes of 16 bits
 //         i32_load_i8(const int8_t*)  i32_load_u8(const uint8_t*)           16 bytes, widened
-//         i32_store_i8(int8_t*, I32)                                        low byte of each lane
+//         i32_store_bytes(int8_t*, I32, I32)                                32 lanes; any byte where one needs more
+//   Float4, Int4   four lanes with the compiler's operators, the same on every level
 //   U8    u8_load(const uint8_t*)  u8_store(uint8_t*, U8)  u8_set(uint8_t)
 //         u8_or(U8, U8)  u8_sub(U8, U8) (wraps)
 //         u8_bits<kShift, kMask>(U8)    per byte (x >> kShift) & kMask, or x << -kShift; the mask keeps only bits that
 //                                       come from the same byte
 //         prefetch(const void*)                                             into all caches, a hint
+//   int16 widen_32(int16_t* out, const int8_t* low)                         32 numbers
+//         widen_32(int16_t* out, const int8_t* low, const int8_t* high)     low + 128 * high
 //
 //   Dot<kBits, kWide>  an accumulator of exact products of codes of kBits bits with activations, for 16 lanes and 4 K
 //   at a time. Narrow: activations are int8 in [-127, 127]. Wide: int16 in [-16319, 16319]. Each level says
@@ -42,6 +49,8 @@
 //        using Codes; static Codes load(const uint8_t*)  one expanded vector
 //        void add<kQuad, kNumQuads>(Codes, const void* quad)   called once for each kQuad = 0 .. kNumQuads - 1 in order
 //        I32 sum()
+//        kAccumulates, void start(I32)      products are added to a sum at no cost: it begins with this one
+//        static I32 quad_times_128(Codes, const void* quad)    128 times the products of four activations
 //   Levels without a dot-product instruction keep 16-bit partial sums as long as they can't overflow.
 //
 // Each level's file ends with the tile sizes that its registers allow (kTileRows, kTilePanels), derived in a comment.
@@ -70,6 +79,13 @@
 #define PELTON_INLINE inline __attribute__((always_inline))
 #define PELTON_INLINE_LAMBDA __attribute__((always_inline))  // after a lambda's parameters
 #endif
+
+namespace pelton::PELTON_LEVEL {
+namespace {
+using Float4 = float __attribute__((vector_size(16)));
+using Int4 = int32_t __attribute__((vector_size(16)));
+}  // namespace
+}  // namespace pelton::PELTON_LEVEL
 
 #if PELTON_VEC_FILE(PELTON_LEVEL) == 0
 #include "generic.h"

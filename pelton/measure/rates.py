@@ -12,13 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pelton import _native
-from pelton.cache.groups import OFFSET_UNIT, blocks_for
 from pelton.graph import ops
 from pelton.graph.graph import TOKENS, Graph, Parameter, columns
 from pelton.graph.kernel import CompileSettings
-from pelton.graph.program import compile
+from pelton.measure.node_timer import NodeTimer
 from pelton.measure.roofline import ProductRate, Rates, SpeedRow, predict_speed
-from pelton.platforms.cpu.program import CpuProgram
 
 if TYPE_CHECKING:
     from pelton.graph.program import Program
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 ROWS = (1, 8, 128)  # of the products that are timed
 CONTEXT = 512
 ROW_VALUES = 1024  # of rows whose values are worked on one by one
-REPEATS = 3  # of which the quickest counts: what else runs only ever makes it slower
 BANDWIDTH_BYTES = 128 << 20
 MATRIX_PRODUCTS = 1 << 20  # of a row: enough to outweigh the start of a node, few enough to stay in the cache
 
@@ -101,9 +98,8 @@ class _Bench:
     """Times single nodes, compiled as the program is."""
 
     def __init__(self, settings: CompileSettings, platform: CpuPlatform, team: _native.Team) -> None:
-        self._settings = replace(settings, formats={}, max_tokens=max(ROWS), max_context=CONTEXT, capture=frozenset())
-        self._platform = platform
-        self._team = team
+        settings = replace(settings, max_tokens=max(ROWS), max_context=CONTEXT, capture=frozenset())
+        self._timer = NodeTimer(settings, platform, team)
 
     def products(self, weight: Parameter, format: str) -> ProductRate:
         k = columns(weight)
@@ -111,7 +107,8 @@ class _Bench:
         graph = Graph()
         x = graph.input("x", (TOKENS, k), "float32")
         graph.output("y", ops.linear(x, graph.parameter("w", (n, k)), name="product"))
-        return ProductRate(ROWS, tuple(each / (n * k) for each in self._row_seconds(graph, {"w": format}, "linear", 0)))
+        seconds = self._timer.row_seconds(graph, {"w": format}, "linear", ROWS)
+        return ProductRate(ROWS, tuple(each / (n * k) for each in seconds))
 
     def attention(self, heads: int, kv_heads: int, head_dim: int) -> ProductRate:
         graph = Graph()
@@ -124,7 +121,7 @@ class _Bench:
         graph.output("y", mixed)
         context = CONTEXT - max(ROWS)
         products = 2 * heads * head_dim
-        seconds = self._row_seconds(graph, {}, "attention", context)
+        seconds = self._timer.row_seconds(graph, {}, "attention", ROWS, context)
         positions = (context + (rows + 1) / 2 for rows in ROWS)
         return ProductRate(ROWS, tuple(each / (products * seen) for each, seen in zip(seconds, positions, strict=True)))
 
@@ -132,42 +129,22 @@ class _Bench:
         graph = Graph()
         x = graph.input("x", (TOKENS, ROW_VALUES), "float32")
         graph.output("y", ops.linear(x, graph.parameter("w", (16, ROW_VALUES)), name="product"))
-        return self._row_seconds(graph, {"w": "q8_0"}, "quantise", 0)[-1] / ROW_VALUES
+        return self._timer.row_seconds(graph, {"w": "q8_0"}, "quantise", ROWS)[-1] / ROW_VALUES
 
     def norm_seconds(self) -> float:
         graph = Graph()
         x = graph.input("x", (TOKENS, ROW_VALUES), "float32")
         graph.output("y", ops.rms_norm(x, graph.parameter("w", (ROW_VALUES,)), eps=1e-6, name="norm"))
-        return self._row_seconds(graph, {"w": "f32"}, "rms_norm", 0)[-1] / ROW_VALUES
+        return self._timer.row_seconds(graph, {"w": "f32"}, "rms_norm", ROWS)[-1] / ROW_VALUES
 
     def activation_seconds(self, name: str) -> float:
         graph = Graph()
         x = graph.input("x", (TOKENS, ROW_VALUES), "float32")
         graph.output("y", ops.gated_activation(x, x, activation=name, name="activation"))
-        return self._row_seconds(graph, {}, "gated_activation", 0)[-1] / ROW_VALUES
+        return self._timer.row_seconds(graph, {}, "gated_activation", ROWS)[-1] / ROW_VALUES
 
     def node_seconds(self) -> float:
         graph = Graph()
         x = graph.input("x", (TOKENS, 16), "float32")
         graph.output("y", ops.add(x, x, name="sum"))
-        return self._row_seconds(graph, {}, "add", 0)[0]
-
-    def _row_seconds(self, graph: Graph, formats: dict[str, str], kernel: str, context: int) -> list[float]:
-        """Seconds that the node of this kernel takes per row, at each number of ROWS."""
-        compiled = compile(graph, self._platform, replace(self._settings, formats=formats))
-        program = CpuProgram(compiled, self._team)
-        blocks = blocks_for(CONTEXT)
-        nbytes = sum(layout.block_bytes for layout in compiled.cache_layout)
-        pool = _native.Buffer(max(OFFSET_UNIT, blocks * nbytes), "bench")
-        tables = [[block * nbytes // OFFSET_UNIT for block in range(blocks)] for _ in compiled.cache_layout]
-        try:
-            found = []
-            for rows in ROWS:
-                positions = list(range(context, context + rows))
-                step = _native.StepInput([0] * rows, positions, [(0, rows, context, tables)], [], pool)
-                runs = [program.native.profile(step) for _ in range(REPEATS)]
-                found.append(min(sum(s for name, s in run if name == kernel) for run in runs) / rows)
-            return found
-        finally:
-            pool.close()
-            program.close()
+        return self._timer.row_seconds(graph, {}, "add", ROWS)[0]

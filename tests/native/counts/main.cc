@@ -4,7 +4,7 @@
 //     native_counts              the names
 //     native_counts NAME LEVEL   does that work once, inside `counted`
 //
-// Weights and activations are zeros: the kernels have no branches on values. Everything is made before `counted`.
+// Weights and quantised activations are zeros, values are not. Everything is made before `counted`.
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -55,12 +55,16 @@ class Work {
   }
 
   uint8_t* take(int64_t nbytes) { return memory_.emplace_back(nbytes, "counted").data(); }
-  float* values(int64_t columns) { return reinterpret_cast<float*>(take(rows_ * columns * 4)); }
+  float* vector(int64_t size) {
+    float* out = reinterpret_cast<float*>(take(size * 4));
+    for (int64_t i = 0; i < size; ++i) out[i] = static_cast<float>(i * 37 % 101 - 50) / 16;
+    return out;
+  }
+  float* values(int64_t columns) { return vector(rows_ * columns); }
   uint8_t* blocks(int64_t columns) { return take(rows_ * columns / 32 * 64); }
   uint8_t* weights(Format format, int64_t n, int64_t k) {
     return take(PackShape(kFormatNames[static_cast<int>(format)], n, k).packed_bytes());
   }
-  float* vector(int64_t size) { return reinterpret_cast<float*>(take(size * 4)); }
   void add(const char* kernel, const std::vector<void*>& pointers, const std::vector<int64_t>& sizes, float value = 0) {
     program_.add(kernel, Dim::kTokens, pointers, sizes, {value});
   }
@@ -146,6 +150,7 @@ const Case kCases[] = {
     {"linear q4_1, 1 row", 1, 0, [](Work& work) { product(work, Format::kQ4_1, kHidden); }},
     {"linear q4_1, 64 rows", 64, 0, [](Work& work) { product(work, Format::kQ4_1, kHidden); }},
     {"linear q8_0, 1 row", 1, 0, [](Work& work) { product(work, Format::kQ8_0, kHidden); }},
+    {"linear q8_0, 64 rows", 64, 0, [](Work& work) { product(work, Format::kQ8_0, kHidden); }},
     {"linear q4_k, 64 rows", 64, 0, [](Work& work) { product(work, Format::kQ4K, 512); }},
     {"linear q6_k, 1 row", 1, 0, [](Work& work) { product(work, Format::kQ6K, 512); }},
     {"linear bf16, 64 rows", 64, 0, [](Work& work) { product(work, Format::kBf16, kHidden); }},
