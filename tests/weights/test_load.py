@@ -183,8 +183,8 @@ def test_scattered_rows_of_a_tensor_fill_several_parameters(checkpoint: Checkpoi
     for name, rows in (("outer", [2, 0]), ("inner", [1])):
         found = np.frombuffer(_native.unpack("q4_0", buffers[name], 0, len(rows), 32), np.float32)
         assert np.array_equal(found.reshape(-1, 32), plain[rows])
+    again = Binding("inner", "weight.matrix", (0,))
     with pytest.raises(CheckpointError, match="would fill both `outer` and `inner`"):
-        again = Binding("inner", "weight.matrix", (0,))
         resolve(checkpoint, [BINDINGS[0], outer, again], [], shapes)
 
 
