@@ -49,7 +49,7 @@ std::vector<float> unpacked(const PackShape& shape, const uint8_t* packed) {
 void read_matrix(Team& team, const PackShape& shape, int fd, int64_t offset, uint8_t* target,
                  const std::vector<int64_t>& row_order) {
   WeightReads reads;
-  reads.add_matrix(shape, {fd, offset}, target, row_order);
+  reads.add_matrix(shape, {fd, offset}, target, row_order, shape.n);
   reads.run(team);
 }
 
