@@ -62,11 +62,23 @@ class Session:
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
+    def interrupt_prompt(self) -> None:
+        """Once it waits: readline shows its prompt before it listens, and what comes in between waits for a key."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while _state(self.process.pid) != "S" and time.monotonic() < deadline:
+            os.sched_yield()
+        self.interrupt()
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
         os.close(self._controller)
+
+
+def _state(pid: int) -> str:
+    """Of the process's first thread: "S" sleeps, "R" runs."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def _is_text(data: bytes) -> bool:
@@ -115,12 +127,12 @@ def test_a_conversation_and_its_commands(session: Session, tmp_path: Path) -> No
 
 def test_ctrl_c_stops_an_answer_and_twice_leaves(session: Session) -> None:
     session.read_until(r"\n> $")
-    session.interrupt()
+    session.interrupt_prompt()
     session.read_until(r"Ctrl-C again leaves.*\n> $")
     assert "cut at 4 tokens" in session.ask("abc")  # and it goes on
-    session.interrupt()
+    session.interrupt_prompt()
     session.read_until(r"Ctrl-C again leaves.*\n> $")
-    session.interrupt()
+    session.interrupt_prompt()
     assert session.process.wait(TIMEOUT_S) == 130
 
 
