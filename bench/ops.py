@@ -46,17 +46,18 @@ class Shape:
     formats: tuple[str, ...]
 
 
+QWEN3 = random_model.SHAPES["qwen3-0.6b"]
 SHAPES = (
     Shape("SmolLM2-135M", 576, 1536, 9, 3, 64, 49152, "silu", ("q4_1",)),
     Shape("Gemma 3 270M", 640, 2048, 4, 1, 256, 262144, "gelu_tanh", ("q5_0", "q8_0")),
     Shape(
         "Qwen3-0.6B",
-        random_model.HIDDEN,
-        random_model.FFN,
-        random_model.HEADS,
-        random_model.KV_HEADS,
-        random_model.HEAD_DIM,
-        151936,
+        QWEN3.hidden,
+        QWEN3.inner,
+        QWEN3.heads,
+        QWEN3.kv_heads,
+        QWEN3.head_dim,
+        QWEN3.vocab,
         "silu",
         ("q4_0", "q4_k", "q6_k", "q8_0", "bf16"),
     ),

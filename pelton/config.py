@@ -104,6 +104,16 @@ class EngineSettings:
     prefix_cache: bool = _setting(
         True, SWITCH, "what is computed of a prompt is kept while there is room, for requests that start alike"
     )
+    checkpoint_tokens: int | None = _setting(
+        None,
+        AUTO_COUNT,
+        "of a long prompt the states of recurrent layers are kept every so many tokens, beside where prompts end or "
+        "part; auto: as many as take the memory of one state",
+        is_advanced=True,
+    )
+    checkpoint_bytes: int | None = _setting(
+        None, AUTO_SIZE, "what such states may take of the cache while unused; auto: half of it", is_advanced=True
+    )
     threads: int | None = _setting(None, AUTO_COUNT, "threads; auto: the physical cores that this process may use")
     level: str | None = _setting(
         None,

@@ -16,12 +16,14 @@ from pelton.cache.groups import (
     BLOCK_TOKENS,
     MAX_POOL_BYTES,
     CacheGroupSpec,
+    blocks_for,
     choose_slab_bytes,
     max_tokens_in,
     peak_blocks,
     peak_slabs,
 )
 from pelton.config import Settings
+from pelton.engine.checkpoints import DEFAULT_CHECKPOINT_TOKENS
 from pelton.engine.scheduler import EngineLimits
 from pelton.engine.step_costs import MAX_STRETCH, StepCosts
 from pelton.errors import MemoryPlanError, UsageError
@@ -40,6 +42,8 @@ _CACHED_PER_SEQUENCE = 2048
 # No plan without room for one conversation of a few turns.
 _LEAST_CONTEXT = 256
 _MIB = 1 << 20
+# Kept states are at least so far apart: what they save is then worth a cut of the prompt.
+_LEAST_CHECKPOINT_TOKENS = 256
 _LATE_POSITION = 4000  # of a long prompt, to show what is left of a step there
 
 
@@ -154,6 +158,7 @@ class _Resolver:
             self.model.vocab_size,
             self._step_costs(level),
             asked.prefix_cache,
+            *self._checkpoints(kv_cache_bytes),
         )
         for line in self.reductions:
             logger.warning("%s", line)
@@ -298,6 +303,30 @@ class _Resolver:
         if wanted < asked:
             return self._adjust("max_num_seqs", asked, wanted, f"a step computes {batched_tokens} tokens")
         return int(self._keep("max_num_seqs"))
+
+    def _checkpoints(self, kv_cache_bytes: int) -> tuple[int, int]:
+        """(tokens between two states of recurrent layers that are kept, what unused ones may take)."""
+        states = sum(group.block_bytes * group.num_states for group in self.groups)
+        asked = self.settings
+        if not states or not asked.prefix_cache:
+            why = "the model has no recurrent layers" if not states else "`prefix_cache` is off"
+            for name, value in (("checkpoint_tokens", DEFAULT_CHECKPOINT_TOKENS), ("checkpoint_bytes", kv_cache_bytes)):
+                self._derive(name, value, f"without effect: {why}")
+            return DEFAULT_CHECKPOINT_TOKENS, kv_cache_bytes
+        if asked.checkpoint_tokens is None:
+            each = sum(group.block_bytes for group in self.groups if group.kind == "full")
+            fair = blocks_for(-(-states * BLOCK_TOKENS // each)) * BLOCK_TOKENS if each else DEFAULT_CHECKPOINT_TOKENS
+            value = max(_LEAST_CHECKPOINT_TOKENS, fair)
+            reason = f"one takes {format_bytes(states)}, as keys and values of {fair} tokens do"
+            tokens = int(self._derive("checkpoint_tokens", value, reason))
+        else:
+            value = blocks_for(asked.checkpoint_tokens) * BLOCK_TOKENS
+            tokens = int(self._keep("checkpoint_tokens", value, f"as asked, in whole blocks of {BLOCK_TOKENS}"))
+        if asked.checkpoint_bytes is None:
+            half = kv_cache_bytes // 2
+            reason = f"half of the cache: {max(1, half // states)} states of {format_bytes(states)}"
+            return tokens, int(self._derive("checkpoint_bytes", half, reason))
+        return tokens, int(self._keep("checkpoint_bytes"))
 
     def _step_costs(self, level: str) -> StepCosts:
         """How far prefills may hold up decodes: from how many rows' products take as long as reading the weights."""

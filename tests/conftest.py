@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.report import FullRunReport
+
+# Generated cases are the same on every run, and none fails because the machine is busy.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

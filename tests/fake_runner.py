@@ -29,6 +29,7 @@ class _Slot:
     token_ids: list[int]
     salt: str
     marks: list[int] = field(default_factory=list)
+    states: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)  # group -> blocks to read, to write
     tables: list[list[int | None]] = field(default_factory=list)
     num_computed: int = 0
     has_worked: bool = False
@@ -55,6 +56,7 @@ class FakeRunner:
     _slots: dict[int, _Slot] = field(default_factory=dict)
     _memory: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # (group, block) -> 16 tokens' marks
     _owners: dict[int, tuple[int, int]] = field(default_factory=dict)  # 64 bytes of the pool -> who wrote there last
+    _readers: dict[tuple[int, int], int] = field(default_factory=dict)  # (group, block) of states -> this step's slot
 
     def step(self, batch: Batch) -> StepResult:
         assert batch.work, "an empty step"
@@ -66,7 +68,12 @@ class FakeRunner:
             assert new.slot not in self._slots, "a slot was given twice"
             self._slots[new.slot] = _Slot(new, list(new.token_ids), self.salt_of(new))
         assert len({work.slot for work in batch.work}) == len(batch.work), "a slot works twice in one step"
+        self._readers = {}
         outcome = StepResult([self._work(work) for work in batch.work])
+        for slot_number, slot in self._slots.items():
+            for group, (_, written) in slot.states.items():
+                for block in written:
+                    assert self._readers.get((group, block), slot_number) == slot_number, "read and written in one step"
         if len(self.steps) == self.interrupt_at:
             self.has_failed = True
             raise KeyboardInterrupt
@@ -84,7 +91,10 @@ class FakeRunner:
         slot.has_worked = True
         assert work.num_computed < end <= len(slot.token_ids), "unknown tokens are to be computed"
         assert work.sample == (end == len(slot.token_ids)), "`sample` must follow the last known token"
-        for group in range(len(self.cache_groups)):
+        for group, spec in enumerate(self.cache_groups):
+            if spec.num_states:
+                self._pass_states(slot, work, group)
+                continue
             for position in range(work.num_computed, end):
                 block = slot.tables[group][position // BLOCK_TOKENS]
                 assert block is not None, "a token is written into a block that was given back"
@@ -104,11 +114,29 @@ class FakeRunner:
     def _update_tables(self, slot: _Slot, work: SlotWork) -> None:
         if work.reset:
             slot.tables = [[] for _ in self.cache_groups]
+            slot.states = {}
             slot.num_computed = work.num_computed
-        for table, blocks in zip(slot.tables, work.new_blocks, strict=True):
-            table.extend(blocks)
+        for group, (table, blocks) in enumerate(zip(slot.tables, work.new_blocks, strict=True)):
+            if num_states := self.cache_groups[group].num_states:
+                written = slot.states[group][1] if group in slot.states else []
+                assert len(blocks) in ((0, num_states) if written else (num_states * (1 + (work.num_computed > 0)),))
+                before, after = blocks[:-num_states], blocks[-num_states:]
+                slot.states[group] = (before or written or after, after or written)
+            else:
+                table.extend(blocks)
         for table, freed in zip(slot.tables, work.freed_blocks or [], strict=False):
             table[:freed] = [None] * freed
+
+    def _pass_states(self, slot: _Slot, work: SlotWork, group: int) -> None:
+        """The states that are read stand behind the tokens computed so far; those written, behind this step's."""
+        read, written = slot.states[group]
+        if work.num_computed:
+            for block in read:
+                assert {self._owners[unit] for unit in self._units(group, block)} == {(group, block)}, "another group's"
+                assert self._memory[group, block][0] == slot.mark(work.num_computed - 1), "another's state is read"
+                assert self._readers.setdefault((group, block), work.slot) == work.slot or block not in written
+        for block in written:
+            self._write(group, block, 0, slot.mark(work.num_computed + work.num_tokens - 1))
 
     def _look(self, slot: _Slot, work: SlotWork, group: int) -> None:
         """Every token that the first row of this step sees is what this slot wrote or would have written."""
@@ -165,6 +193,8 @@ def engine_of(
     step_costs: StepCosts | None = None,
     prefix_cache: bool = True,
     steps_between_checks: int = 1000,
+    checkpoint_tokens: int = BLOCK_TOKENS,
+    checkpoint_bytes: int | None = None,
 ) -> Engine:
     """An engine over a fake runner. A slab is 512 bytes: four blocks of the full group."""
     limits = EngineLimits(
@@ -176,6 +206,8 @@ def engine_of(
         VOCAB_SIZE,
         step_costs,
         prefix_cache,
+        checkpoint_tokens,
+        checkpoint_bytes,
     )
     return Engine(
         FakeRunner(groups or [FULL], fail_on), limits, (EOS,), clock=clock, steps_between_checks=steps_between_checks

@@ -114,6 +114,9 @@ class BlockPool:
         """Of every used block, by offset."""
         return dict(self._groups[group].reference_counts)
 
+    def reference_count(self, group: int, offset: int) -> int:
+        return self._groups[group].reference_counts.get(offset, 0)
+
     def keys(self, group: int) -> dict[bytes, int]:
         """Key -> block, used or cached. Not to be changed."""
         return self._groups[group].offsets
@@ -197,6 +200,17 @@ class BlockPool:
         blocks.offsets[key] = offset
         blocks.keys[offset] = key
         return True
+
+    def drop_key(self, group: int, offset: int) -> None:
+        """A used block will hold something else."""
+        blocks = self._groups[group]
+        assert offset in blocks.reference_counts, f"block {offset} loses its key but nobody holds it"
+        del blocks.offsets[blocks.keys.pop(offset)]
+
+    def evict_oldest_of(self, group: int) -> None:
+        """Frees the cached block of a group that was released the longest ago. There must be one."""
+        blocks = self._groups[group]
+        self._evict(blocks, next(iter(blocks.cached)))
 
     # Slabs.
 

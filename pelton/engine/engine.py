@@ -49,7 +49,11 @@ class Engine:
         self.limits = limits
         self.eos_token_ids = eos_token_ids
         self.cache = CacheManager(
-            runner.cache_groups, limits.kv_cache_bytes, limits.slab_bytes, limits.max_num_batched_tokens
+            runner.cache_groups,
+            limits.kv_cache_bytes,
+            limits.slab_bytes,
+            limits.max_num_batched_tokens,
+            limits.checkpoint_bytes,
         )
         self.scheduler = Scheduler(self.cache, limits)
         self._clock = clock
@@ -198,6 +202,7 @@ class Engine:
             num_preemptions_total=scheduler.num_preemptions,
             prefix_queried_tokens_total=scheduler.num_queried_tokens,
             prefix_hit_tokens_total=scheduler.num_hit_tokens,
+            prefix_lookups_total=dict(scheduler.num_lookups),
             prompt_tokens_total=self._num_prompt_tokens,
             generation_tokens_total=self._num_generated_tokens,
             cache_repairs_total=self._num_repairs,

@@ -90,6 +90,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
     kv_cache_usage:          share of the pool that running requests hold, 0 to 1.
     prefix_..._tokens_total: prompt tokens that were looked up in the prefix cache, and those found there.
+    prefix_lookups_total:    by outcome, see LOOKUP_OUTCOMES in scheduler.py.
     step_tokens:             tokens computed in this step.
     step_seconds:            of this step, in the runner; step_seconds_total: of all of them.
     schedule_seconds_total:  in the scheduler and the cache, between the steps.
@@ -102,6 +103,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_preemptions_total: int = 0
     prefix_queried_tokens_total: int = 0
     prefix_hit_tokens_total: int = 0
+    prefix_lookups_total: dict[str, int] = {}
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     cache_repairs_total: int = 0

@@ -67,6 +67,8 @@ class Request:
     cache_salt:    it shares cached prefixes only with those of equal salt.
     chain:         the keys of its full blocks; None without a prefix cache.
     awaited_key:   of a block that another is computing, while it waits for that.
+    checkpoints:   numbers of blocks, ascending, behind which its recurrent layers' states are to be kept; its steps end
+                   there.
     """
 
     __slots__ = (
@@ -74,6 +76,7 @@ class Request:
         "awaited_key",
         "cache_salt",
         "chain",
+        "checkpoints",
         "choice",
         "eos_token_ids",
         "finish_reason",
@@ -127,6 +130,7 @@ class Request:
         self.cache_salt = cache_salt
         self.chain: KeyChain | None = None
         self.awaited_key: bytes | None = None
+        self.checkpoints: list[int] = []
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.arrived_s = arrived_s
@@ -141,6 +145,15 @@ class Request:
     def remaining(self) -> int:
         """Known tokens that are still to compute: 1 while decoding, more during a prefill."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def chunk_limit(self) -> int:
+        """The most of the remaining tokens that one step may compute."""
+        limit = self.remaining
+        for number in self.checkpoints:
+            if number * BLOCK_TOKENS > self.num_computed:
+                return min(limit, number * BLOCK_TOKENS - self.num_computed)
+        return limit
 
     @property
     def peak_tokens(self) -> int:

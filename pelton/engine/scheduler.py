@@ -24,12 +24,16 @@ from operator import attrgetter
 import msgspec
 
 from pelton.cache.groups import BLOCK_TOKENS, blocks_for
-from pelton.cache.manager import CacheManager, Growth
+from pelton.cache.manager import CacheManager, Growth, PrefixMatch
 from pelton.engine.batch import Batch, NewRequest, SlotWork, StepResult
+from pelton.engine.checkpoints import DEFAULT_CHECKPOINT_TOKENS, checkpoint_blocks
 from pelton.engine.request import Progress, Request
 from pelton.engine.step_costs import StepCosts
 
 _ORDER = attrgetter("order")
+# What a request that may start with cached blocks found: all that it may take; as many as any had in common with it;
+# fewer, since windows or states are not kept there; nothing.
+LOOKUP_OUTCOMES = ("all", "diverged", "not_kept", "none")
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
@@ -42,6 +46,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
     vocab_size:              token ids of prompts lie in [0, vocab_size).
     step_costs:              how far prefills may hold up decodes; None lets them take the whole step.
     prefix_cache:            whether computed blocks are kept for requests that start alike.
+    checkpoint_tokens, checkpoint_bytes:  of recurrent layers: between two states that are kept for no better reason,
+                             and what unused ones may take of the pool; None for no bound of their own.
     """
 
     max_model_len: int
@@ -52,6 +58,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
     vocab_size: int
     step_costs: StepCosts | None = None
     prefix_cache: bool = True
+    checkpoint_tokens: int = DEFAULT_CHECKPOINT_TOKENS
+    checkpoint_bytes: int | None = None
 
 
 class _StepDraft:
@@ -83,6 +91,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_queried_tokens = 0  # prompt tokens looked up in the prefix cache, and those found there
         self.num_hit_tokens = 0
+        self.num_lookups = dict.fromkeys(LOOKUP_OUTCOMES, 0)
         self._by_slot: dict[int, Request] = {}
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._unentered: set[int] = set()  # slots whose request the runner does not know yet
@@ -194,7 +203,7 @@ class Scheduler:
         def give(request: Request, part: float) -> None:
             nonlocal budget, allowance
             has = shares.get(request, 0)
-            num_tokens = min(request.remaining - has, math.ceil(budget * part))
+            num_tokens = min(request.chunk_limit - has, math.ceil(budget * part))
             if costs is not None and draft.allowance is not None:
                 each = costs.row(request.num_computed + has)
                 num_tokens = min(num_tokens, max(int(allowance * part / each), 0 if shares else 1))
@@ -308,26 +317,29 @@ class Scheduler:
 
     def _awaited_key(self, request: Request) -> bytes | None:
         """The last of the keys that it lacks and another will bring."""
-        keys, num_found = self._find_prefix(request)
+        keys, match = self._find_prefix(request)
         awaited = None
-        for key in keys[num_found : request.max_prefix_blocks]:
+        for key in keys[match.usable : request.max_prefix_blocks]:
             slot = self.cache.computed_by(key)
+            if slot is None and self.cache.has_states:
+                continue  # no state will be kept there, but one may be further on
             if slot is None or self._by_slot[slot].order > request.order:
                 break
             awaited = key
         return awaited
 
-    def _find_prefix(self, request: Request) -> tuple[Sequence[bytes], int]:
-        """(its known keys, how many leading blocks it can start with)."""
+    def _find_prefix(self, request: Request) -> tuple[Sequence[bytes], PrefixMatch]:
+        """(its known keys, what the cache has of them)."""
         if request.chain is None:
-            return (), 0
+            return (), PrefixMatch(0, 0)
         keys = request.chain.extend(request.token_ids, len(request.token_ids) // BLOCK_TOKENS)
         return keys, self.cache.find(keys, request.max_prefix_blocks)
 
     def _open(self, request: Request) -> bool:
         """Gives it a slot and what is cached of it, if there is room for its known tokens beside what others were
         promised: their known tokens and one more block to grow into."""
-        keys, num_found = self._find_prefix(request)
+        keys, match = self._find_prefix(request)
+        num_found = match.usable
         num_known = len(request.token_ids)
         promised = [
             (other.slot, len(other.token_ids) + BLOCK_TOKENS) for other in self.running if other.slot is not None
@@ -335,30 +347,52 @@ class Scheduler:
         if self.running and not self.cache.has_room(promised, blocks_for(num_known) - num_found):
             return False
         slot = self._free_slots[-1]
-        self.cache.open(slot, request.peak_tokens, keys, num_found)
+        coming = self._plan_checkpoints(request, keys, match)
+        self.cache.open(slot, request.peak_tokens, keys, num_found, coming)
         if not self.cache.has_room([*promised, (slot, num_known)]):
             self.cache.close(slot)
             if self.running:
                 return False
             num_found = 0  # what it finds lies scattered; in an empty pool it fits
-            self.cache.open(slot, request.peak_tokens, keys)
+            request.checkpoints = []
+            self.cache.open(slot, request.peak_tokens, keys, coming=() if self.cache.has_states else None)
             assert self.cache.has_room([(slot, num_known)]), f"`{request.request_id}` was admitted but does not fit"
         self._free_slots.pop()
         request.slot = slot
         request.num_computed = num_found * BLOCK_TOKENS
         if request.started_s is None:
-            self._note_first_start(request)
+            self._note_first_start(request, match)
         self._by_slot[slot] = request
         self._unentered.add(slot)
         insort(self.running, request, key=_ORDER)
         return True
 
-    def _note_first_start(self, request: Request) -> None:
+    def _plan_checkpoints(self, request: Request, keys: Sequence[bytes], match: PrefixMatch) -> list[bytes] | None:
+        """Decides where states are kept, and returns the keys of these places; None without recurrent layers.
+
+        One that was preempted keeps none: in a tight pool they may be in its own way, again and again.
+        """
+        request.checkpoints = []
+        if not self.cache.has_states:
+            return None
+        if request.chain is not None and not request.num_preemptions:
+            request.checkpoints = checkpoint_blocks(
+                request.token_ids,
+                request.num_prompt,
+                request.eos_token_ids,
+                num_usable=match.usable,
+                num_present=match.present,
+                spacing=self.limits.checkpoint_tokens,
+            )
+        return [keys[number - 1] for number in request.checkpoints]
+
+    def _note_first_start(self, request: Request, match: PrefixMatch) -> None:
         self._started.append(request)
         request.num_cached_tokens = min(request.num_computed, request.num_prompt)
         if request.max_prefix_blocks and request.chain is not None:
             self.num_queried_tokens += request.num_prompt
             self.num_hit_tokens += request.num_cached_tokens
+            self.num_lookups[_outcome(request, match)] += 1
 
     # The prefix cache.
 
@@ -372,4 +406,22 @@ class Scheduler:
             return
         assert request.slot is not None
         num_full = request.num_computed // BLOCK_TOKENS
-        self.cache.keep(request.slot, request.chain.extend(request.token_ids, num_full), num_full)
+        keys = request.chain.extend(request.token_ids, num_full)
+        self.cache.keep(request.slot, keys, num_full, is_checkpoint=self._is_checkpoint(request, num_full))
+
+    def _is_checkpoint(self, request: Request, num_full: int) -> bool:
+        """Whether states are kept behind this block. Those of an answer are, now and then, as it grows."""
+        if request.num_computed != num_full * BLOCK_TOKENS or not self.cache.has_states:
+            return False
+        is_answer = request.num_computed >= request.num_prompt and not request.num_preemptions
+        return num_full in request.checkpoints or (
+            is_answer and request.num_computed % self.limits.checkpoint_tokens == 0
+        )
+
+
+def _outcome(request: Request, match: PrefixMatch) -> str:
+    if match.usable == request.max_prefix_blocks:
+        return "all"
+    if match.usable < match.present:
+        return "not_kept"
+    return "diverged" if match.usable else "none"

@@ -217,6 +217,7 @@ class Metrics:
             ("ignored_params", "fields of requests that had no effect", "param", self._ignored_params),
             ("errors", "requests answered with an error", "code", self._errors),
             ("refused", "requests and connections that no handler saw", "code", traffic.num_refused),
+            ("prefix_cache_lookups", "prompts by what was found of them", "outcome", stats.prefix_lookups_total),
         ]
         for name, text, label, counts in by_name:
             family = CounterMetricFamily(f"pelton:{name}", text, labels=(label,))

@@ -72,9 +72,9 @@ def test_what_one_computes_another_starts_with() -> None:
     chain = keys(TOKENS)
     cache.open(0, 128)
     compute(cache, 0, chain)
-    assert cache.find(chain, 5) == 5
-    assert cache.find(chain, 3) == 3
-    assert cache.find(keys(TOKENS, salt="other"), 5) == 0
+    assert cache.find(chain, 5).usable == 5
+    assert cache.find(chain, 3).usable == 3
+    assert cache.find(keys(TOKENS, salt="other"), 5).usable == 0
     cache.open(1, 128, chain, 4)
     assert cache.table(1, 0) == cache.table(0, 0)[:4]
     assert cache.table(1, 1)[:2] == [None, None]  # the token at 64 sees 33 onwards
@@ -93,7 +93,7 @@ def test_blocks_outlive_their_slot() -> None:
     compute(cache, 0, chain)
     cache.close(0)
     assert cache.usage == 0
-    assert cache.find(chain, 5) == 5
+    assert cache.find(chain, 5).usable == 5
 
 
 def test_the_end_of_a_chain_is_evicted_before_its_beginning() -> None:
@@ -106,7 +106,7 @@ def test_the_end_of_a_chain_is_evicted_before_its_beginning() -> None:
     found = []
     for start in range(0, 128, 16):
         cache.grow(1, start, 16)
-        found.append(cache.find(chain, 5))
+        found.append(cache.find(chain, 5).usable)
     assert found == [5, 5, 5, 4, 3, 2, 1, 0]
 
 
@@ -128,7 +128,7 @@ def test_windows_need_only_what_the_next_token_sees(seed: int, window: int, lost
         for count in range(6)
         if all(chain[number] in kept for number in range(invisible_blocks(window, 16 * count), count))
     )
-    assert cache.find(chain, 5) == best
+    assert cache.find(chain, 5).usable == best
 
 
 def test_who_computes_what_is_there_already_offers_nothing_behind_it() -> None:
@@ -138,7 +138,7 @@ def test_who_computes_what_is_there_already_offers_nothing_behind_it() -> None:
     compute(cache, 0, chain[:2])
     cache.open(1, 128)
     compute(cache, 1, chain)  # computes the first two again
-    assert cache.find(chain, 5) == 2
+    assert cache.find(chain, 5).usable == 2
     cache.check_integrity()
 
 
@@ -150,7 +150,7 @@ def test_who_computes_again_what_nobody_holds_takes_its_place() -> None:
     cache.close(0)
     cache.open(1, 128)
     compute(cache, 1, chain)
-    assert cache.find(chain, 5) == 5
+    assert cache.find(chain, 5).usable == 5
     assert cache.pool.num_cached_blocks(0) == 0
     cache.check_integrity()
 

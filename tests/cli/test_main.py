@@ -25,6 +25,7 @@ from tests.cli.conftest import Pelton
 SAMPLING = "--temperature --top-p --top-k --min-p --repetition-penalty --seed --max-tokens --stop"
 ENGINE = (
     "--max-model-len --kv-cache-bytes --kv-dtype --activations --max-num-seqs --max-num-batched-tokens --prefix-cache "
+    "--checkpoint-tokens --checkpoint-bytes "
     "--threads --level --provider-order --disabled-kernels --strict"
 )
 STORE = "--cache-dir --offline --config"

@@ -101,10 +101,11 @@ def random_requests(generator: random.Random) -> list[Wanted]:
 
 @contextmanager
 def open_engine(path: Path, *, threads: int = 2, num_blocks: int = 400, **limits: Any) -> Iterator[Engine]:
-    """num_blocks: of the largest group that the pool holds; a slab holds one of them."""
+    """num_blocks: of the largest group that the pool holds; a slab holds one of them. States are kept at every
+    boundary, so that these short prompts find some."""
     prepared = prepare(load_settings({"model": str(path), "threads": threads, "max_model_len": MAX_MODEL_LEN}))
     slab_bytes = max(group.block_bytes for group in prepared.program.cache_layout)
-    given = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "step_costs": None, **limits}
+    given = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "step_costs": None, "checkpoint_tokens": 16, **limits}
     sizes = {"slab_bytes": slab_bytes, "kv_cache_bytes": num_blocks * slab_bytes}
     planned = msgspec.structs.replace(prepared.plan.limits, **sizes, **given)
     runner = NativeRunner(
@@ -186,9 +187,7 @@ def test_with_prefixes_found_is_as_alone(case: Case, threads: int) -> None:
             case.check(serve(engine, case.requests))
             after = engine.stats()
             queried = after.prefix_queried_tokens_total - before.prefix_queried_tokens_total
-            found = after.prefix_hit_tokens_total - before.prefix_hit_tokens_total
-            has_states = any(group.num_states for group in engine.runner.cache_groups)
-            assert found == 0 if has_states else found > least_share * queried
+            assert after.prefix_hit_tokens_total - before.prefix_hit_tokens_total > least_share * queried
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

@@ -35,6 +35,8 @@ GROUPS = [
     [CacheGroupSpec("full", 128), CacheGroupSpec("window", 192, window=20)],
     [CacheGroupSpec("window", 64, window=1), CacheGroupSpec("full", 448)],
     [CacheGroupSpec("window", 128, window=40)],
+    [CacheGroupSpec("state", 192, num_states=3), CacheGroupSpec("full", 128)],
+    [CacheGroupSpec("full", 192), CacheGroupSpec("window", 64, window=20), CacheGroupSpec("state", 64, num_states=2)],
 ]
 COSTS = st.none() | st.builds(StepCosts, st.floats(0, 20), st.floats(1, 500))
 
@@ -71,6 +73,8 @@ class EngineMachine(RuleBasedStateMachine):
         max_model_len=st.integers(20, 150),
         step_costs=COSTS,
         prefix_cache=st.sampled_from([True, True, True, False]),
+        checkpoint_tokens=st.sampled_from([16, 48]),
+        checkpoint_bytes=st.sampled_from([None, 0, 1200]),
     )
     def start(
         self,
@@ -81,6 +85,8 @@ class EngineMachine(RuleBasedStateMachine):
         max_model_len: int,
         step_costs: StepCosts | None,
         prefix_cache: bool,
+        checkpoint_tokens: int,
+        checkpoint_bytes: int | None,
     ) -> None:
         self.engine = engine_of(
             groups=groups,
@@ -90,6 +96,8 @@ class EngineMachine(RuleBasedStateMachine):
             max_model_len=max_model_len,
             step_costs=step_costs,
             prefix_cache=prefix_cache,
+            checkpoint_tokens=checkpoint_tokens,
+            checkpoint_bytes=checkpoint_bytes,
         )
         self.runner = runner_of(self.engine)
         self.runner.salt_of = salt_of

@@ -14,6 +14,8 @@ GROUPS = [
     [FULL, CacheGroupSpec("window", 192, window=20)],
     [CacheGroupSpec("window", 64, window=1), CacheGroupSpec("full", 448)],
     [FULL, CacheGroupSpec("window", 128, window=40), CacheGroupSpec("window", 256, window=70)],
+    [FULL, CacheGroupSpec("state", 192, num_states=3)],
+    [CacheGroupSpec("state", 256, num_states=2), CacheGroupSpec("window", 128, window=40), FULL],
 ]
 # In these a request starves if groups open slabs for the sake of what is cached while few are left.
 KNOWN = [19, 26]
