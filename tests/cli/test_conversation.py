@@ -150,7 +150,7 @@ def test_ctrl_c_within_an_answer_keeps_the_conversation(smollm2_path: Path, tmp_
         session.read_until(r"/retry\r\n[^(]{20}")
         session.interrupt()
         session.read_until(r"\(stopped; .*\n> $")
-        session.interrupt()
+        session.interrupt_prompt()
         assert session.process.wait(TIMEOUT_S) == 130
     finally:
         session.close()
