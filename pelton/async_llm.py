@@ -84,8 +84,8 @@ class AsyncLLM:
     ) -> AsyncLLM:
         """Starts the engine process; returns at once, while it loads. `wait_ready` says when it takes requests.
 
-        Of the server's settings it takes `engine`, `max_queue` and `queue_timeout_s`. restarts: when the process is
-        started again after a crash. on_stats: is told of every step.
+        Of the server's settings it takes `engine`, `max_queue`, `queue_timeout_s` and `stall_timeout_s`. restarts: when
+        the process is started again after a crash. on_stats: is told of every step.
         """
         return cls(settings, restarts, on_stats)
 
@@ -95,6 +95,10 @@ class AsyncLLM:
         if not self._loading.done():
             await asyncio.wait([self._loading])
         self._check_loaded()
+
+    async def wait_end(self) -> PeltonError:
+        """Returns once the engine has died for good, or was closed: why. Only after `wait_ready`."""
+        return await self.client.wait_end()
 
     # What it is.
 
@@ -164,6 +168,11 @@ class AsyncLLM:
     def num_restarts(self) -> int:
         """How often the engine's process was started again."""
         return 0 if self._client is None else self._client.num_restarts
+
+    @property
+    def num_stalls(self) -> int:
+        """How often it was killed for making no step."""
+        return 0 if self._client is None else self._client.num_stalls
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's own generation settings say, else the defaults of SamplingParams."""
@@ -314,6 +323,7 @@ class AsyncLLM:
             settings.for_engine(),
             max_queue=settings.server.max_queue,
             queue_timeout_s=settings.server.queue_timeout_s,
+            stall_timeout_s=settings.server.stall_timeout_s,
             restarts=self._restarts,
             on_stats=self._on_stats,
         )

@@ -157,6 +157,12 @@ class ServerSettings:
     )
     max_queue: int = _setting(64, COUNT, "requests that may wait for the engine; further ones get 429")
     queue_timeout_s: float = _setting(60.0, DURATION, "how long a request may wait to be started, then 503")
+    stall_timeout_s: float = _setting(
+        300.0,
+        DURATION,
+        "an engine that has work and makes no step for so long, and for 20 of its longest, is started again; 0: never",
+        is_advanced=True,
+    )
     request_timeout_s: float = _setting(600.0, DURATION, "how long a request may take in all")
     max_tokens_default: int = _setting(2048, COUNT, "tokens of an answer where the request does not say")
     drain_timeout_s: float = _setting(30.0, DURATION, "how long running requests may go on once told to stop")

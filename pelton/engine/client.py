@@ -32,6 +32,7 @@ from pelton.errors import PeltonError, QuarantineError, QueueFullError, QueueTim
 logger = logging.getLogger(__name__)
 
 _MAX_RETRY_AFTER_S = 60.0
+STALL_IN_STEPS = 20  # an engine known to be slow may be silent for so many of its longest steps
 
 
 class DepartureRate:
@@ -59,17 +60,20 @@ class EngineClient:
         *,
         max_queue: int = 64,
         queue_timeout_s: float = 60.0,
+        stall_timeout_s: float = 0.0,
         stop_timeout_s: float = 5.0,
         restarts: RestartPolicy | None = None,
         on_stats: Callable[[EngineStats], None] | None = None,
     ) -> None:
         """settings: as `Settings.for_engine` gives them. max_queue: requests that may wait for more than a free slot.
 
-        queue_timeout_s: how long a request may wait for its slot. stop_timeout_s: how long `close` waits for the step
-        that runs. on_stats: is told of every step.
+        queue_timeout_s: how long a request may wait for its slot. stall_timeout_s: an engine that has work and says
+        nothing for so long, and for 20 of its longest steps, is killed and started again; 0 for never. stop_timeout_s:
+        how long `close` waits for the step that runs. on_stats: is told of every step.
         """
         self._max_queue = max_queue
         self._queue_timeout_s = queue_timeout_s
+        self._stall_timeout_s = stall_timeout_s
         self._on_stats = on_stats
         self._loop = asyncio.get_running_loop()
         self._supervisor = Supervisor(settings, self, restarts or RestartPolicy(), stop_timeout_s=stop_timeout_s)
@@ -79,6 +83,9 @@ class EngineClient:
         self._quarantine = Quarantine()
         self._departures = DepartureRate()
         self._last_message_s = 0.0
+        self._longest_step_s = 0.0
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self.num_stalls = 0
         self.stats = EngineStats()
         self.num_replayed = 0
 
@@ -92,8 +99,14 @@ class EngineClient:
         """Raises what the start failed with, as the class of pelton.errors that it was in the process."""
         return await self._supervisor.wait_ready()
 
+    async def wait_end(self) -> PeltonError:
+        """Returns once there is no engine any more, and why."""
+        return await self._supervisor.wait_end()
+
     async def close(self) -> None:
         """Ends the process, and every open stream with EngineDeadError. Idempotent."""
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
         await self._supervisor.close()
 
     @property
@@ -137,9 +150,7 @@ class EngineClient:
     @property
     def silence_s(self) -> float:
         """How long the engine has said nothing although it has work; 0.0 if it has none."""
-        if not any(stream.is_sent for stream in self._streams.values()):
-            return 0.0
-        return self._loop.time() - self._last_message_s
+        return self._loop.time() - self._last_message_s if self._has_work else 0.0
 
     @property
     def error(self) -> PeltonError | None:
@@ -176,8 +187,6 @@ class EngineClient:
                 retry_after_s=self.retry_after_s(),
             )
         stream = EngineStream(request, self._on_close)
-        if not self._streams:
-            self._last_message_s = self._loop.time()
         self._streams[request.request_id] = stream
         self._deadlines[request.request_id] = self._loop.call_later(self._queue_timeout_s, self._expire, stream)
         self.on_writable()
@@ -214,7 +223,13 @@ class EngineClient:
         taken = sum(stream.num_open for stream in self._streams.values() if stream.has_started)
         return max(0, self.ready.limits.max_num_seqs - taken)
 
+    @property
+    def _has_work(self) -> bool:
+        return any(stream.is_sent for stream in self._streams.values())
+
     def _send(self, stream: EngineStream) -> None:
+        if not self._has_work:
+            self._last_message_s = self._loop.time()
         if not stream.has_started:
             self._supervisor.send(stream.request)
         else:
@@ -223,6 +238,21 @@ class EngineClient:
                 self._supervisor.send(AbortRequest(stream.request_id, choice))
             self.num_replayed += 1
         stream.is_sent = True
+        if self._stall_timeout_s and self._stall_timer is None:
+            self._stall_timer = self._loop.call_later(self._stall_timeout_s, self._check_stall)
+
+    def _check_stall(self) -> None:
+        """Ends an engine that does not go on, and looks again as long as it has work."""
+        self._stall_timer = None
+        if not self._has_work:
+            return
+        limit_s = max(self._stall_timeout_s, STALL_IN_STEPS * self._longest_step_s)
+        silence_s = self.silence_s
+        if silence_s >= limit_s:
+            self.num_stalls += 1
+            self._supervisor.kill(f"it had work and made no step for `{silence_s:.1f}` seconds, so it was killed")
+            return
+        self._stall_timer = self._loop.call_later(limit_s - silence_s, self._check_stall)
 
     def _on_close(self, stream: EngineStream) -> None:
         if self._streams.get(stream.request_id) is stream:
@@ -304,6 +334,7 @@ class EngineClient:
                     self._leave(stream)
         if on_trial is not None:
             self.on_writable()
+        self._longest_step_s = max(self._longest_step_s, report.stats.step_seconds)
         is_step = report.stats.num_steps_total != self.stats.num_steps_total
         self.stats = report.stats
         if is_step and self._on_stats is not None:

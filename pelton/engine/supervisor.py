@@ -69,7 +69,8 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._end_tokens: EndTokens | None = None
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._told: PeltonError | None = None  # why the process ended, if it could tell
+        self._told: PeltonError | None = None  # why the process ended, if that is known
+        self._end = asyncio.Event()
         self.error: PeltonError | None = None  # why there is no engine any more
         self.state: State = "loading"
         self.phase = "starting"  # of loading
@@ -84,6 +85,18 @@ class Supervisor:
     async def wait_ready(self) -> Ready:
         """Raises what the start failed with, as the class of pelton.errors that it was in the process."""
         return await asyncio.shield(self._ready)
+
+    async def wait_end(self) -> PeltonError:
+        """Returns once there is no engine any more: why."""
+        await self._end.wait()
+        assert self.error is not None, "an end without an error"
+        return self.error
+
+    def kill(self, why: str) -> None:
+        """Ends the process that lives now, by force: another one will be started."""
+        if self._process is not None:
+            self._told = EngineDeadError(why)
+            self._process.kill()
 
     async def close(self) -> None:
         """Ends the process. Idempotent."""
@@ -187,6 +200,7 @@ class Supervisor:
     def _give_up(self, error: PeltonError, state: State) -> None:
         self.state, self.error = state, error
         self._listener.on_end(error)
+        self._end.set()
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # nobody has to ask for it

@@ -63,6 +63,7 @@ async def metrics(request: Request, context: ServerContext) -> Response:
         context.llm.stats,
         is_healthy=context.problem is None,
         num_restarts=context.llm.num_restarts,
+        num_stalls=context.llm.num_stalls,
         num_blocks=context.llm.num_cache_blocks,
         traffic=context.traffic,
     )

@@ -107,7 +107,10 @@ class HttpServer:
 async def serve(
     server: HttpServer, listener: socket.socket, llm: AsyncLLM, announce: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Serves until SIGTERM or SIGINT, and closes the model. Raises what loading the model fails with.
+    """Serves until SIGTERM or SIGINT, and closes the model.
+
+    Raises what loading the model fails with, and what the engine has died of when it is not started again: whoever has
+    started the server may do better.
 
     announce: runs beside it, to tell how the loading goes.
     """
@@ -122,8 +125,7 @@ async def serve(
     await server.start(listener)
     announcing = asyncio.ensure_future(announce())
     try:
-        if await _unless(stop, llm.wait_ready()):
-            await stop.wait()
+        await _unless(stop, _live(llm))
         await server.drain(hurry)
     finally:
         announcing.cancel()
@@ -132,6 +134,12 @@ async def serve(
         await asyncio.gather(announcing, return_exceptions=True)
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+async def _live(llm: AsyncLLM) -> None:
+    """Raises what loading fails with, or later what the engine has died of for good."""
+    await llm.wait_ready()
+    raise await llm.wait_end()
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -137,7 +137,14 @@ class Metrics:
             self._errors[record.error_code] += 1
 
     def exposition(
-        self, stats: EngineStats, *, is_healthy: bool, num_restarts: int, num_blocks: int | None, traffic: Traffic
+        self,
+        stats: EngineStats,
+        *,
+        is_healthy: bool,
+        num_restarts: int,
+        num_stalls: int,
+        num_blocks: int | None,
+        traffic: Traffic,
     ) -> bytes:
         """Everything as Prometheus' text format. stats: of the last step. num_blocks: of the cache, once known."""
         from prometheus_client import CollectorRegistry, generate_latest
@@ -147,7 +154,7 @@ class Metrics:
             *self._of_engine(stats, is_healthy),
             *self._of_cache(num_blocks),
             *self._of_requests(),
-            *self._own(stats, num_restarts, traffic),
+            *self._own(stats, num_restarts, num_stalls, traffic),
         ]
         registry.register(_Collected(found))
         return generate_latest(registry)
@@ -201,7 +208,7 @@ class Metrics:
             family.add_metric(self._labels, values.cumulative(), values.total)
             yield family
 
-    def _own(self, stats: EngineStats, num_restarts: int, traffic: Traffic) -> Iterator[Metric]:
+    def _own(self, stats: EngineStats, num_restarts: int, num_stalls: int, traffic: Traffic) -> Iterator[Metric]:
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
         for name, text, value in (
@@ -210,6 +217,7 @@ class Metrics:
             ("schedule_seconds", "time between steps, in the scheduler and the cache", stats.schedule_seconds_total),
             ("cache_repairs", "block counts that were wrong and were put right", stats.cache_repairs_total),
             ("engine_restarts", "times that the engine's process was started again", num_restarts),
+            ("engine_stalls", "times that it was killed for making no step", num_stalls),
         ):
             yield CounterMetricFamily(f"pelton:{name}", text, value)
         yield GaugeMetricFamily("pelton:connections", "open connections", traffic.num_connections)

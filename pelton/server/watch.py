@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pelton.engine.client import STALL_IN_STEPS
 from pelton.engine.messages import EngineStats
 
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
 
 # An engine with work that says nothing for so long is stuck, unless its steps are known to be slow.
 _MIN_STALL_S = 30.0
-_STALL_IN_STEPS = 20
 
 
 class EngineWatch:
@@ -30,7 +30,7 @@ class EngineWatch:
         """Why no request would be answered now, None if it would."""
         if llm.status != "ready":
             return llm.status
-        limit_s = max(_MIN_STALL_S, _STALL_IN_STEPS * self._longest_step_s)
+        limit_s = max(_MIN_STALL_S, STALL_IN_STEPS * self._longest_step_s)
         if llm.silence_s > limit_s:
             return f"stalled: there has been work and no step for more than {limit_s:.0f} s"
         return None

@@ -30,7 +30,8 @@ ENGINE = (
 )
 STORE = "--cache-dir --offline --config"
 SERVER = (
-    "--host --port --api-key-file --no-auth --served-model-name --max-queue --queue-timeout-s --request-timeout-s "
+    "--host --port --api-key-file --no-auth --served-model-name --max-queue --queue-timeout-s --stall-timeout-s "
+    "--request-timeout-s "
     "--max-tokens-default --drain-timeout-s --cors-origin --strict-params --always-include-usage --log-format "
     "--log-prompts --metrics --engine --ping-interval-s --max-connections --max-connection-requests "
     "--max-header-bytes --max-headers --max-url-bytes --max-body-bytes --header-timeout-s --body-timeout-s "

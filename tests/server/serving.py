@@ -19,6 +19,7 @@ from pelton.async_llm import AsyncLLM
 from pelton.config import ServerSettings
 from pelton.engine.messages import EngineStats
 from pelton.engine.request import RequestTimes
+from pelton.errors import PeltonError
 from pelton.outputs import CompletionOutput, RequestOutput
 from pelton.server.app import Application, Route
 from pelton.server.auth import make_guard
@@ -35,12 +36,13 @@ class FakeLLM:
     """A model that says as many tokens as it is asked for, each when it is let.
 
     num_open: generations that have begun and not ended. gate: cleared, tokens wait for it. loaded: cleared, so does
-    `wait_ready`, which then raises load_error if there is one.
+    `wait_ready`, which then raises load_error if there is one. death: what `wait_end` waits for.
     """
 
     status: str = "ready"
     silence_s: float = 0.0
     num_restarts: int = 0
+    num_stalls: int = 0
     num_cache_blocks: int | None = 1000
     stats: EngineStats = field(default_factory=EngineStats)
     num_open: int = 0
@@ -50,6 +52,7 @@ class FakeLLM:
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
     failure: Exception | None = None
     load_error: Exception | None = None
+    death: asyncio.Future[PeltonError] | None = None
     is_closed: bool = False
     salts: list[str] = field(default_factory=list)
     text: Any = field(default_factory=lambda: SimpleNamespace(tokenizer=SimpleNamespace(decode=_decode)))
@@ -62,6 +65,11 @@ class FakeLLM:
         await self.loaded.wait()
         if self.load_error is not None:
             raise self.load_error
+
+    async def wait_end(self) -> PeltonError:
+        self.death = asyncio.get_running_loop().create_future()
+        self.changed.set()
+        return await self.death
 
     async def close(self) -> None:
         self.is_closed = True

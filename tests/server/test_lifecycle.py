@@ -15,7 +15,7 @@ import pytest
 
 from pelton.async_llm import AsyncLLM
 from pelton.config import ServerSettings
-from pelton.errors import CheckpointError, UsageError
+from pelton.errors import CheckpointError, EngineDeadError, UsageError
 from pelton.server.app import Application
 from pelton.server.context import ServerContext
 from pelton.server.lifecycle import HttpServer, listen, serve
@@ -162,6 +162,22 @@ def test_a_model_that_can_not_be_loaded_ends_the_server() -> None:
         async with served(llm) as server:
             llm.loaded.set()
             with pytest.raises(CheckpointError):
+                await server.running
+            assert llm.is_closed
+            with pytest.raises(ConnectionRefusedError):
+                await server.connect()
+
+    run(test())
+
+
+def test_an_engine_that_has_died_for_good_ends_the_server() -> None:
+    async def test() -> None:
+        llm = FakeLLM()
+        async with served(llm) as server:
+            await llm.until(lambda: llm.death is not None)
+            assert llm.death is not None
+            llm.death.set_result(EngineDeadError("it has died `11` times"))
+            with pytest.raises(EngineDeadError, match="`11` times"):
                 await server.running
             assert llm.is_closed
             with pytest.raises(ConnectionRefusedError):

@@ -47,7 +47,12 @@ HISTOGRAMS = [
 def read(metrics: Metrics, stats: EngineStats | None = None, traffic: Traffic | None = None) -> dict[str, float]:
     """Sample with its labels, but those of every sample → value."""
     text = metrics.exposition(
-        stats or EngineStats(), is_healthy=True, num_restarts=2, num_blocks=77, traffic=traffic or Traffic()
+        stats or EngineStats(),
+        is_healthy=True,
+        num_restarts=2,
+        num_stalls=1,
+        num_blocks=77,
+        traffic=traffic or Traffic(),
     )
     return parsed(text)
 
@@ -93,8 +98,8 @@ def test_the_engines_counters_are_passed_on() -> None:
     found = read(Metrics("model"), stats)
     values = [found[f"vllm:{name}"] for name in GAUGES] + [found[f"vllm:{name}_total"] for name in COUNTERS]
     assert values == [3, 4, 0.25, 1, 5, 600, 400, 700, 800]
-    own = [found[f"pelton:{name}_total"] for name in ("steps", "cache_repairs", "engine_restarts")]
-    assert own == [99, 1, 2]
+    own = [found[f"pelton:{name}_total"] for name in ("steps", "cache_repairs", "engine_restarts", "engine_stalls")]
+    assert own == [99, 1, 2, 1]
 
 
 def test_histograms_count_as_their_definition_says() -> None:
