@@ -25,6 +25,8 @@ DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 4096}
 # What `/set` changes: one value each.
 SETTABLE = tuple(name for name in SAMPLING if name != "stop")
 HISTORY_LINES = 1000
+# What people type who know other programs.
+ALIASES = {"/exit": "/bye", "/quit": "/bye", "/?": "/help"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +117,7 @@ class Terminal:
             "/set": (self._set, "[NAME VALUE]: show or change how answers are sampled, as /set temperature 0"),
             "/retry": (self._retry, "answer the last question again"),
             "/tokens": (self._tokens, "tokens of the conversation and of the context"),
-            "/bye": (self._bye, "leave"),
+            "/bye": (self._bye, "leave; so do /exit and /quit"),
         }
 
     def run(self) -> int:
@@ -142,6 +144,7 @@ class Terminal:
         if not line:
             return False
         name, _, rest = line.partition(" ")
+        name = ALIASES.get(name, name)
         try:
             if name in self.commands:
                 return self.commands[name][0](rest.strip())

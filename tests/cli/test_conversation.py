@@ -125,6 +125,13 @@ def test_a_conversation_and_its_commands(session: Session, tmp_path: Path) -> No
     assert "/retry" in (tmp_path / "history").read_text()
 
 
+@pytest.mark.parametrize("word", ["/exit", "/quit"])
+def test_other_words_for_leaving_are_known(session: Session, word: str) -> None:
+    session.read_until(r"\n> $")
+    session.type(word)
+    assert session.process.wait(TIMEOUT_S) == 0
+
+
 def test_ctrl_c_stops_an_answer_and_twice_leaves(session: Session) -> None:
     session.read_until(r"\n> $")
     session.interrupt_prompt()
