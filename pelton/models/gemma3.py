@@ -34,6 +34,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 class Gemma3(Architecture):
     name = "gemma3"
+    title = "Gemma 3, text"
     config_names = ("Gemma3ForCausalLM",)
     gguf_names = ("gemma3",)
     pattern: ClassVar[int] = 6  # every sixth layer is full where the file does not say

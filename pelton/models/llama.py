@@ -21,6 +21,7 @@ NORMS = {
 
 class Llama(Architecture):
     name = "llama"
+    title = "Llama, SmolLM2; as GGUF Mistral and Mixtral too"
     config_names = ("LlamaForCausalLM",)
     gguf_names: ClassVar[tuple[str, ...]] = ("llama",)
     has_qk_norm = False

@@ -14,6 +14,7 @@ from pelton.models.spec import AttentionSpec, ModelSpec
 
 class Mistral(Llama):
     name = "mistral"
+    title = "Mistral"
     config_names = ("MistralForCausalLM",)
     gguf_names: ClassVar[tuple[str, ...]] = ()
 

@@ -12,6 +12,7 @@ from pelton.models.spec import MlpSpec, MoeSpec
 
 class Mixtral(Mistral):
     name = "mixtral"
+    title = "Mixtral"
     config_names = ("MixtralForCausalLM",)
     expert_names: ClassVar[ExpertNames] = ExpertNames(
         router="block_sparse_moe.gate", experts="block_sparse_moe.experts", gate="w1", up="w3", down="w2"

@@ -14,6 +14,7 @@ from pelton.models.spec import ModelSpec
 
 class Phi3(Mistral):
     name = "phi3"
+    title = "Phi-3 and Phi-4 of 4,096 tokens"
     config_names = ("Phi3ForCausalLM",)
     gguf_names = ("phi3",)
     is_gguf_rotary_interleaved = False

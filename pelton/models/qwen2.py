@@ -10,6 +10,7 @@ from pelton.models.spec import ModelSpec
 
 class Qwen2(Llama):
     name = "qwen2"
+    title = "Qwen2, Qwen2.5"
     config_names = ("Qwen2ForCausalLM",)
     gguf_names = ("qwen2",)
     has_qkv_bias = True

@@ -10,6 +10,7 @@ from pelton.models.spec import ModelSpec
 
 class Qwen3(Llama):
     name = "qwen3"
+    title = "Qwen3"
     config_names = ("Qwen3ForCausalLM",)
     gguf_names = ("qwen3",)
     has_qk_norm = True

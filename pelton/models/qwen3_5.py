@@ -28,6 +28,7 @@ class Qwen3_5Text(Architecture):
     """root: what safetensors put before the names of the decoder's tensors."""
 
     name = "qwen3_5_text"
+    title = "Qwen3.5, text"
     config_names: ClassVar[tuple[str, ...]] = ("Qwen3_5ForCausalLM",)
     gguf_names: ClassVar[tuple[str, ...]] = ()
     root: ClassVar[str] = "model"

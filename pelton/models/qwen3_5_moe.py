@@ -9,6 +9,7 @@ from pelton.models.spec import MlpSpec, MoeSpec
 
 class Qwen3_5MoeText(Qwen3_5Text):
     name = "qwen3_5_moe_text"
+    title = "Qwen3.5, mixture of experts, text"
     config_names = ("Qwen3_5MoeForCausalLM",)
 
     def config_feed_forwards(self, fields: Fields, num_layers: int) -> tuple[MlpSpec | MoeSpec, ...]:

@@ -9,6 +9,7 @@ from pelton.models.spec import MlpSpec, MoeSpec
 
 class Qwen3Moe(Qwen3):
     name = "qwen3_moe"
+    title = "Qwen3, mixture of experts"
     config_names = ("Qwen3MoeForCausalLM",)
     gguf_names = ("qwen3moe",)
 

@@ -9,6 +9,7 @@ from pelton.models.spec import MlpSpec, MoeSpec
 
 class Qwen3Next(Qwen3_5MoeText):
     name = "qwen3_next"
+    title = "Qwen3-Next"
     config_names = ("Qwen3NextForCausalLM",)
     gguf_names = ("qwen3next",)
     is_gguf_tiled = False

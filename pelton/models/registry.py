@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from pelton.errors import CheckpointError, UnsupportedModelError
 from pelton.graph.graph import Graph
 from pelton.models.architecture import Architecture, CheckpointHeader
@@ -64,6 +66,35 @@ def architecture_of(
         f"the model's architecture is `{asked[0]}`, which Pelton does not know",
         hint + (f"; the nearest is `{nearest[0]}`" if nearest else ""),
     )
+
+
+class Family(msgspec.Struct, frozen=True):
+    """What people call it, and the names by which files of either kind are known to be of it."""
+
+    title: str
+    gguf: list[str]
+    safetensors: list[str]
+
+
+def families(architectures: Iterable[Architecture] = ARCHITECTURES) -> list[Family]:
+    """By title, in the order of the registry."""
+    found: dict[str, Family] = {}
+    for architecture in architectures:
+        family = found.setdefault(architecture.title, Family(architecture.title, [], []))
+        family.gguf.extend(architecture.gguf_names)
+        family.safetensors.extend(architecture.config_names)
+    return list(found.values())
+
+
+def family_table(found: Iterable[Family]) -> list[str]:
+    """Lines of Markdown."""
+    lines = ["| family | GGUF `general.architecture` | safetensors `architectures` |", "|---|---|---|"]
+    for family in found:
+        gguf, safetensors = (
+            ", ".join(f"`{name}`" for name in names) or "-" for names in (family.gguf, family.safetensors)
+        )
+        lines.append(f"| {family.title} | {gguf} | {safetensors} |")
+    return lines
 
 
 def build_graph(architecture: Architecture, spec: ModelSpec) -> Graph:

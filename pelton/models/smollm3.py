@@ -15,6 +15,7 @@ INTERVAL = 4  # of layers without rotary embedding where the file does not list 
 
 class SmolLm3(Llama):
     name = "smollm3"
+    title = "SmolLM3"
     config_names = ("SmolLM3ForCausalLM",)
     gguf_names = ("smollm3",)
 

@@ -89,7 +89,7 @@ def prepare(settings: Settings) -> PreparedModel:
     name = settings.model.model
     path = resolve_reference(name, settings.store)
     checkpoint = open_checkpoint(path)
-    architecture = architecture_of(checkpoint, _external_architectures)
+    architecture = architecture_of(checkpoint, external_architectures)
     spec = architecture.spec(checkpoint)
     graph = build_graph(architecture, spec)
     parameters = {parameter.name: _sizes(parameter.shape) for parameter in graph.parameters.values()}
@@ -107,7 +107,7 @@ def prepare(settings: Settings) -> PreparedModel:
     )
 
 
-def _external_architectures() -> tuple[Architecture, ...]:
+def external_architectures() -> tuple[Architecture, ...]:
     """Of other packages; one that can't be imported has been told and is left out."""
     loaded = [load_extension(MODELS, name, value)[0] for name, value in find_extensions(MODELS).items()]
     return tuple(architecture() for architecture in loaded if architecture is not None)

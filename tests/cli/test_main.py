@@ -51,7 +51,7 @@ SURFACE = {
     "serve": f"model {SERVER} {ENGINE} {STORE} --help-all {FOREIGN}",
     "generate": f"prompt --model --json {SAMPLING} {ENGINE} {STORE}",
     "explain": f"model --tensors --nodes --json {ENGINE} {STORE}",
-    "models": f"action name --update --json {STORE}",
+    "models": f"action name --supported --update --json {STORE}",
     "doctor": "--tokenizers --json",
     "bench": "kind",
     "bench latency": f"model --pp --tg --repeat --profile --json {ENGINE} {STORE}",
@@ -215,3 +215,11 @@ def test_a_closed_error_stream_takes_everything() -> None:
     command_line = [sys.executable, "-m", "pelton.cli.main", "no-such-command"]
     process = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command_line], stdout=subprocess.PIPE, check=False)
     assert (process.returncode, process.stdout) == (2, b"")
+
+
+def test_supported_families_are_listed(pelton: Pelton) -> None:
+    shown = pelton("models", "--supported").out
+    assert "| Qwen3 | `qwen3` | `Qwen3ForCausalLM` |" in shown.splitlines()
+    listed = json.loads(pelton("models", "--supported", "--json").out)["families"]
+    assert {"family": "Gemma 3, text", "gguf": ["gemma3"], "safetensors": ["Gemma3ForCausalLM"]} in listed
+    assert pelton("models", "pull", "--supported").code == 2
