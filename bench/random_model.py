@@ -9,6 +9,8 @@ filled up with tokens that are never used. --layers cuts the depth, for what wou
 from __future__ import annotations
 
 import argparse
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,7 +56,9 @@ SHAPES = {
     ),
 }
 DELTA_DIM = 128
+BLOCKS = {"Q4_0": (32, 18), "Q4_K": (256, 144), "Q6_K": (256, 210)}  # values, bytes
 CONTEXT = 40960
+ALIGNMENT = 32  # of tensors in a file that does not say
 
 
 def half(value: float) -> np.ndarray:
@@ -63,7 +67,7 @@ def half(value: float) -> np.ndarray:
 
 def random_blocks(generator: np.random.Generator, rows: int, columns: int, kind: str) -> np.ndarray:
     """[rows, bytes]: codes are uniform, so their deviation is that of a uniform one, and scales are all alike."""
-    values, nbytes = {"Q4_0": (32, 18), "Q4_K": (256, 144), "Q6_K": (256, 210)}[kind]
+    values, nbytes = BLOCKS[kind]
     blocks = generator.integers(0, 256, (rows, columns // values, nbytes), dtype=np.uint8)
     if kind == "Q4_0":
         blocks[..., :2] = half(WEIGHT_DEVIATION / 4.6)
@@ -78,25 +82,56 @@ def random_blocks(generator: np.random.Generator, rows: int, columns: int, kind:
 
 
 class ModelFile:
-    """One file in the making. Tensors are [experts, rows, columns], the first left out where there is one."""
+    """One file in the making. Tensors are [experts, rows, columns], the first left out where there is one.
 
-    def __init__(self, output: Path, shape: Shape) -> None:
+    is_hollow: all weights are zeros that take no room on the disk.
+    """
+
+    def __init__(self, output: Path, shape: Shape, *, is_hollow: bool) -> None:
         self.writer = gguf.GGUFWriter(output, shape.architecture)
         self.shape = shape
+        self._output = output
+        self._is_hollow = is_hollow
+        self._num_bytes = 0  # of a hollow file's tensors
         self._generator = np.random.default_rng(7)
 
     def matrix(self, name: str, rows: int, columns: int, kind: str | None = None, experts: int = 0) -> None:
         kind = kind or ("Q4_0" if self.shape.formats == "q4_0" else "Q4_K")
+        if self._is_hollow:
+            values, nbytes = BLOCKS[kind]
+            sizes = (*([experts] if experts else []), rows, columns // values * nbytes)
+            self._add_hollow(f"{name}.weight", sizes, np.uint8, gguf.GGMLQuantizationType[kind])
+            return
         data = random_blocks(self._generator, max(1, experts) * rows, columns, kind)
         if experts:
             data = data.reshape(experts, rows, -1)
         self.writer.add_tensor(f"{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType[kind])
 
     def floats(self, name: str, *sizes: int, value: float | None = 1.0) -> None:
+        if self._is_hollow:
+            self._add_hollow(name, sizes, np.float32, gguf.GGMLQuantizationType.F32)
+            return
         data = np.full(sizes, value, np.float32)
         if value is None:
             data = self._generator.normal(0, WEIGHT_DEVIATION, sizes).astype(np.float32)
         self.writer.add_tensor(name, data)
+
+    def close(self) -> None:
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        if self._is_hollow:
+            self.writer.write_ti_data_to_file()
+        else:
+            self.writer.write_tensors_to_file()
+        self.writer.close()
+        if self._is_hollow:
+            header = self._output.stat().st_size
+            os.truncate(self._output, gguf.GGUFWriter.ggml_pad(header, ALIGNMENT) + self._num_bytes)
+
+    def _add_hollow(self, name: str, sizes: tuple[int, ...], dtype: type, kind: gguf.GGMLQuantizationType) -> None:
+        nbytes = math.prod(sizes) * np.dtype(dtype).itemsize
+        self.writer.add_tensor_info(name, sizes, np.dtype(dtype), nbytes, kind)
+        self._num_bytes += gguf.GGUFWriter.ggml_pad(nbytes, ALIGNMENT)
 
     def finer(self, layer: int) -> str | None:
         """The format of the tensors to which Q4_K_M gives more bits, in layers that get them."""
@@ -105,8 +140,8 @@ class ModelFile:
         return "Q6_K" if has_more and self.shape.formats == "q4_k_m" else None
 
 
-def write(shape: Shape, vocabulary: Path, output: Path) -> None:
-    file = ModelFile(output, shape)
+def write(shape: Shape, vocabulary: Path, output: Path, *, is_hollow: bool = False) -> None:
+    file = ModelFile(output, shape, is_hollow=is_hollow)
     describe(file.writer, shape)
     copy_tokenizer(vocabulary, file.writer, shape.vocab)
     file.matrix("token_embd", shape.vocab, shape.hidden, "Q4_0" if shape.formats == "q4_0" else "Q6_K")
@@ -119,10 +154,7 @@ def write(shape: Shape, vocabulary: Path, output: Path) -> None:
         file.floats(f"{prefix}attn_norm.weight", shape.hidden)
         second = "post_attention_norm" if shape.interval > 1 else "ffn_norm"
         file.floats(f"{prefix}{second}.weight", shape.hidden)
-    file.writer.write_header_to_file()
-    file.writer.write_kv_data_to_file()
-    file.writer.write_tensors_to_file()
-    file.writer.close()
+    file.close()
 
 
 def describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
