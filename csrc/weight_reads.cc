@@ -40,15 +40,15 @@ void WeightReads::add_matrix(const PackShape& shape, FilePlace place, uint8_t* t
   const int64_t panel_bytes = kPanelLanes * shape.row_bytes;
   const int64_t panels = std::max<int64_t>(kPieceBytes / panel_bytes, 1);
   staging_bytes_ = std::max(staging_bytes_, panel_bytes);
-  add({shape, std::nullopt, place, target, std::move(row_order), false, file_rows, num_pieces_, panels}, shape.n,
+  add({shape, std::nullopt, place, target, std::move(row_order), 1.0f, 0.0f, file_rows, num_pieces_, panels}, shape.n,
       (shape.num_panels + panels - 1) / panels);
 }
 
 void WeightReads::add_vector(const VectorShape& shape, FilePlace place, float* target, std::vector<int64_t> row_order,
-                             bool add_one) {
+                             float factor, float summand) {
   staging_bytes_ = std::max(staging_bytes_, shape.file_bytes());
-  add({std::nullopt, shape, place, reinterpret_cast<uint8_t*>(target), std::move(row_order), add_one, shape.count,
-       num_pieces_, 0},
+  add({std::nullopt, shape, place, reinterpret_cast<uint8_t*>(target), std::move(row_order), factor, summand,
+       shape.count, num_pieces_, 0},
       shape.count, 1);
 }
 
@@ -171,7 +171,8 @@ int WeightReads::Tensor::read_values(uint8_t* staging) const {
       std::memcpy(&bits, stored, sizeof bits);
       value = vector->is_f16 ? float_from_f16(bits) : float_from_bf16(bits);
     }
-    if (add_one) value += 1.0f;
+    if (factor != 1.0f) value *= factor;
+    if (summand != 0.0f) value += summand;
     std::memcpy(target + i * sizeof value, &value, sizeof value);
   }
   return 0;

@@ -39,9 +39,9 @@ class WeightReads {
   // Throws std::invalid_argument for an impossible offset or a row outside [0, file_rows).
   void add_matrix(const PackShape& shape, FilePlace place, uint8_t* target, std::vector<int64_t> row_order,
                   int64_t file_rows);
-  // target: shape.count floats. row_order: likewise, of values. add_one: each value becomes 1 + value.
+  // target: shape.count floats. row_order: likewise, of values, each of which becomes factor * value + summand.
   void add_vector(const VectorShape& shape, FilePlace place, float* target, std::vector<int64_t> row_order,
-                  bool add_one);
+                  float factor, float summand);
 
   // Fills every target, in the order of the calls. After a failure the contents of the targets are undefined.
   // Throws EndOfFile, naming how many bytes are missing, or std::system_error.
@@ -57,7 +57,7 @@ class WeightReads {
     FilePlace place;
     uint8_t* target;
     std::vector<int64_t> row_order;
-    bool add_one;
+    float factor, summand;  // of a vector's values
     int64_t file_rows;
     int64_t first_piece;
     int64_t panels_per_piece;

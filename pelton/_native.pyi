@@ -78,10 +78,11 @@ class WeightReads:
         destination: Buffer,
         destination_offset: int,
         row_order: Sequence[int] | None = None,
-        add_one: bool = False,
+        factor: float = 1.0,
+        summand: float = 0.0,
     ) -> None:
-        """`count` floats stored as f32, f16 or bf16, to be widened, exactly, to float32 (norm weights, biases).
-        add_one: and 1 added."""
+        """`count` floats stored as f32, f16 or bf16, to be widened, exactly, to float32 (norm weights, biases); then
+        each becomes factor * value + summand."""
 
     def run(self, team: Team) -> None:
         """Raises EOFError, naming how many bytes are missing, if a file ends before a tensor does, and OSError."""

@@ -37,7 +37,8 @@ class Binding(msgspec.Struct, frozen=True):
     """Fills one parameter from one tensor, or some rows of one from some rows of the other.
 
     row_order:      parameter row i is tensor row row_order[i]; it may leave out rows that other bindings read.
-    add_one:        the tensor holds w where the parameter is 1 + w.
+    add_one:        the tensor holds w where the parameter is 1 + w. Vectors only, as is
+    factor:         the parameter is so many times the tensor, rounded once.
     tensor_row:     the first row that is read, num_rows of them; None for all that follow. A tensor that is read by
                     several bindings must be read whole by them together.
     parameter_row:  where these rows stand in the parameter, which bindings fill together likewise.
@@ -47,6 +48,7 @@ class Binding(msgspec.Struct, frozen=True):
     tensor: str
     row_order: tuple[int, ...] | None = None
     add_one: bool = False
+    factor: float = 1.0
     tensor_row: int = 0
     num_rows: int | None = None
     parameter_row: int = 0

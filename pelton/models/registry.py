@@ -10,6 +10,7 @@ from pelton.errors import CheckpointError, UnsupportedModelError
 from pelton.graph.graph import Graph
 from pelton.models.architecture import Architecture, CheckpointHeader
 from pelton.models.gemma3 import Gemma3
+from pelton.models.granite import Granite
 from pelton.models.llama import Llama
 from pelton.models.mistral import Mistral
 from pelton.models.mixtral import Mixtral
@@ -38,6 +39,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Gemma3(),
     Phi3(),
     SmolLm3(),
+    Granite(),
 )
 
 

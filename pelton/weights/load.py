@@ -36,6 +36,8 @@ class Binding(Protocol):
     @property
     def add_one(self) -> bool: ...
     @property
+    def factor(self) -> float: ...
+    @property
     def tensor_row(self) -> int: ...
     @property
     def num_rows(self) -> int | None: ...
@@ -72,6 +74,7 @@ class Source(msgspec.Struct, frozen=True):
     parameter: str
     pieces: tuple[Piece, ...]
     add_one: bool
+    factor: float
 
     @property
     def format(self) -> str:
@@ -188,15 +191,15 @@ def _source(checkpoint: Checkpoint, parts: Sequence[Binding], shape: tuple[int, 
             f"`{parameter}` of `{checkpoint.path}` is put together from pieces of {ends[1]} rows, "
             f"which are no multiple of {_native.PANEL_ROWS}"
         )
-    add_one = parts[0].add_one
+    add_one, factor = parts[0].add_one, parts[0].factor
     assert len(parts) == 1 or not any(part.row_order for part in parts), f"row_order of one piece of `{parameter}`"
-    assert not add_one or len(shape) == 1, f"add_one of `{parameter}` is for vectors only"
+    assert len(shape) == 1 or (not add_one and factor == 1.0), f"`{parameter}` is no vector to be changed"
     for piece in pieces:
         if len(shape) == 1:
             vector_reader(piece.tensor)
         else:
             _check_packable(checkpoint, piece.tensor, shape[-1])
-    return Source(parameter, pieces, add_one)
+    return Source(parameter, pieces, add_one, factor)
 
 
 def _piece(checkpoint: Checkpoint, part: Binding, shape: tuple[int, ...]) -> Piece:
@@ -326,5 +329,13 @@ def _add(reads: _native.WeightReads, fd: int, source: Source, piece: Piece, requ
         start = tensor.offset + piece.tensor_row * (tensor.nbytes // tensor.shape[0])
         place = request.offset + 4 * piece.parameter_row
         reads.add_vector(
-            tensor.format, fd, start, piece.num_rows, request.destination, place, piece.row_order, source.add_one
+            tensor.format,
+            fd,
+            start,
+            piece.num_rows,
+            request.destination,
+            place,
+            piece.row_order,
+            source.factor,
+            float(source.add_one),
         )

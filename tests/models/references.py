@@ -71,6 +71,7 @@ def reference_logits(
 def _values(source: Source) -> Array:
     """float32, as the parameter is meant."""
     values = np.concatenate([_rows(piece) for piece in source.pieces])
+    values = values * np.float32(source.factor)
     return values + np.float32(1) if source.add_one else values
 
 

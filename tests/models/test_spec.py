@@ -116,7 +116,7 @@ def test_unknown_architecture_names_the_nearest() -> None:
         architecture_of(FakeCheckpoint("gguf", {"general.architecture": "qwen3mou"}))
     assert "`qwen3mou`" in caught.value.message
     assert caught.value.hint is not None
-    assert "gemma3, llama, " in caught.value.hint
+    assert "gemma3, granite, llama, " in caught.value.hint
     assert "nearest is `qwen3moe`" in caught.value.hint
 
 

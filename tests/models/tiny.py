@@ -15,6 +15,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -47,6 +48,7 @@ _SIZES = {
     "qwen3_moe": (96, 160, 3, 4, 2, 32),
     "phi3": (96, 160, 2, 6, 2, 16),
     "smollm3": (96, 160, 4, 6, 2, 16),
+    "granite": (96, 160, 3, 6, 2, 16),
     "qwen3_5": (96, 160, 4, 4, 2, 40),
     "qwen3_5_moe": (96, 160, 4, 4, 2, 32),
     "qwen3_next": (96, 160, 4, 4, 2, 32),
@@ -130,6 +132,12 @@ def _config(family: str, head_dim: int, common: dict[str, Any]) -> PreTrainedCon
         "qwen3_5_moe": {**DELTA_SIZES, **SHARED_EXPERTS},
         "qwen3_next": {**DELTA_SIZES, **SHARED_EXPERTS, "mlp_only_layers": [1]},
         "smollm3": {"no_rope_layers": [1, 0, 1, 0], "pad_token_id": 0},
+        "granite": {
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.17,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 3.0,
+        },
     }
     classes = {
         "llama": LlamaConfig,
@@ -143,6 +151,7 @@ def _config(family: str, head_dim: int, common: dict[str, Any]) -> PreTrainedCon
         "qwen3_5_moe": Qwen3_5MoeTextConfig,
         "qwen3_next": Qwen3NextConfig,
         "smollm3": SmolLM3Config,
+        "granite": GraniteConfig,
     }
     rotary = _rotary(5e4)
     if family == "phi3":

@@ -248,5 +248,5 @@ def test_mistakes_of_a_model_file_are_assertions(checkpoint: Checkpoint) -> None
         resolve(checkpoint, [BINDINGS[0], BINDINGS[0]], [], PARAMETERS)
     with pytest.raises(AssertionError, match="names a row twice"):
         resolve(checkpoint, [Binding("norm", "weight.norm", row_order=(0, 0, 1, 2))], [], PARAMETERS)
-    with pytest.raises(AssertionError, match="for vectors only"):
+    with pytest.raises(AssertionError, match="is no vector to be changed"):
         resolve(checkpoint, [Binding("matrix", "weight.matrix", add_one=True)], [], PARAMETERS)
