@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import baseline
-from bench.machine import ROOT, ceilings, command_of, machine_facts
+from bench.machine import ROOT, ceilings, command_of, machine_facts, write_report
 from pelton.config import StoreSettings
 from pelton.weights.reference import resolve_reference
 
@@ -145,15 +145,12 @@ def main() -> None:
             print(f"round {number} {engine}: {json.dumps({k: round(v, 3) for k, v in run.items()})}", file=sys.stderr)
     about, limit = facts(arguments, path), ceilings(arguments.threads)
     rows = summarise(runs, path.stat().st_size, limit)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     report = {"about": about, "ceilings": limit, "rows": rows, "runs": runs}
-    arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     text = table(rows, about, limit)
     found = baseline.changes(runs, earlier["runs"]) if earlier else []
     if earlier:
         text += "\n" + baseline.table(found, earlier["about"])
-    arguments.output.with_suffix(".md").write_text(text)
-    print(text)
+    write_report(arguments.output, report, text)
     sys.exit(any(change.is_regression for change in found))
 
 

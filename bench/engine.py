@@ -8,7 +8,6 @@ MODEL is anything that Pelton takes as a model. Writes OUTPUT.json and OUTPUT.md
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import time
@@ -16,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.machine import ceilings, command_of, machine_facts
+from bench.machine import ceilings, command_of, machine_facts, write_report
 from pelton import LLM, SamplingParams
 from pelton.config import load_settings
 from pelton.runner.assembly import prepare
@@ -88,15 +87,12 @@ def main() -> None:
         "command": command_of("bench.engine", arguments, ["model"]),
     }
     document = {"about": about, "ceilings": ceilings(arguments.threads), "measured": found}
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     rows = "\n".join(f"| {key} | {value:.4g} |" for key, value in {**found, **document["ceilings"]}.items())
     text = (
         f"# {name}: the engine alone\n\n{about['cpu']}, {arguments.threads} threads, commit {about['commit'][:12]}.\n\n"
     )
     text += f"| measure | value |\n|---|---|\n{rows}\n\nCommand: `{about['command']}`\n"
-    arguments.output.with_suffix(".md").write_text(text)
-    print(text)
+    write_report(arguments.output, document, text)
 
 
 if __name__ == "__main__":

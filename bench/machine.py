@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shlex
@@ -47,6 +48,14 @@ def command_of(module: str, arguments: argparse.Namespace, positional: Sequence[
         if name not in positional and value is not None:
             words += ["--" + name.replace("_", "-"), *_words(value)]
     return shlex.join(words)
+
+
+def write_report(output: Path, document: dict[str, Any], text: str) -> None:
+    """OUTPUT.json with every run, OUTPUT.md with the table, which is shown too."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    Path(f"{output}.json").write_text(json.dumps(document, indent=1) + "\n")
+    Path(f"{output}.md").write_text(text)
+    print(text)
 
 
 def _words(value: Any) -> list[str]:

@@ -10,14 +10,13 @@ the same kernels, which do not depend on the machine's mood, are in tests/native
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import random_model
-from bench.machine import ceilings, command_of, machine_facts
+from bench.machine import ceilings, command_of, machine_facts, write_report
 from pelton import _native
 from pelton.graph import ops
 from pelton.graph.formats import FORMATS
@@ -213,12 +212,9 @@ def main() -> None:
         "repeats": arguments.repeats,
         "command": command_of("bench.ops", arguments, []),
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     document = {"about": about, "ceilings": bench.limits, "rows": [asdict(row) for row in rows]}
-    arguments.output.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     text = table(rows, about, bench.limits)
-    arguments.output.with_suffix(".md").write_text(text)
-    print(text)
+    write_report(arguments.output, document, text)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from bench.machine import ROOT, command_of, machine_facts
+from bench.machine import ROOT, command_of, machine_facts, write_report
 from pelton.config import StoreSettings, load_settings
 from pelton.quant.detect import scheme_of
 from pelton.runner.assembly import prepare
@@ -232,11 +231,7 @@ def main() -> None:
             for mode, settings in MODES.items()
         }
     report = {"about": _about(arguments), "models": models}
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    table = _table(report)
-    arguments.output.with_suffix(".md").write_text(table)
-    print(table)
+    write_report(arguments.output, report, _table(report))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import servers
-from bench.machine import command_of, machine_facts
+from bench.machine import command_of, machine_facts, write_report
 from pelton.measure.load import Ask, Outcome, Target, ask, closed_loop, random_asks
 from pelton.measure.sse_client import Endpoint
 from pelton.measure.summary import percentile, summarise
@@ -209,11 +208,7 @@ def main() -> None:
         "repeated_prompt": repeated_prompt(arguments) if arguments.repeated_tokens else {},
         "beside_a_long_prompt": beside_a_long_prompt(arguments) if arguments.long_tokens else {},
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    text = table(report)
-    arguments.output.with_suffix(".md").write_text(text)
-    print(text)
+    write_report(arguments.output, report, table(report))
 
 
 if __name__ == "__main__":
