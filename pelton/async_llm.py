@@ -58,7 +58,8 @@ class AsyncLLM:
         self._is_closed = False
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "pelton-text")
         self._request_numbers = itertools.count()
-        self._loading: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._load())
+        self._loop = asyncio.get_running_loop()
+        self._loading: asyncio.Task[None] = self._loop.create_task(self._load())
 
     @classmethod
     async def load(cls, model: str = DEFAULT_MODEL, *, config: str | Path | None = None, **settings: Any) -> AsyncLLM:
@@ -91,7 +92,12 @@ class AsyncLLM:
 
     async def wait_ready(self) -> None:
         """Raises what the start failed with: ModelError, DownloadError, MemoryPlanError, UsageError or
-        EngineDeadError."""
+        EngineDeadError; UsageError on another event loop than the one it was started on."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError(
+                "this AsyncLLM was started on another event loop",
+                "ask on that one (`asyncio.run_coroutine_threadsafe`), or start one of its own here",
+            )
         if not self._loading.done():
             await asyncio.wait([self._loading])
         self._check_loaded()

@@ -246,6 +246,16 @@ def test_texts_go_on_after_a_crash(tmp_path: Path, num_outputs: int) -> None:
     run(work())
 
 
+def test_another_event_loop_is_refused_and_nothing_is_harmed(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with started(say(tmp_path)) as llm:
+            with pytest.raises(UsageError, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, collect(llm, "a"))
+            assert text_of(await collect(llm, "a"), 0) == TEXT
+
+    run(work())
+
+
 def _logprobs(outputs: list[RequestOutput], choice: int) -> list[Any]:
     parts = [part for output in outputs for part in output.outputs if part.index == choice]
     return [entry for part in parts for entry in part.logprobs or []]
