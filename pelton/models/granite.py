@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from pelton.models.architecture import Binding, CheckpointHeader
+from pelton.models.architecture import CheckpointHeader
 from pelton.models.fields import Fields
-from pelton.models.llama import NORMS, Llama
-from pelton.models.names import decoder_bindings
+from pelton.models.llama import Llama
 from pelton.models.spec import AttentionSpec, ModelSpec
 
 # embedding, attention, residual, logits
@@ -41,15 +40,8 @@ class Granite(Llama):
         )
         return replace(spec, layers=layers, norm_eps=spec.norm_eps / residual**2, embedding_scale=embedding / residual)
 
-    def bindings(self, spec: ModelSpec, checkpoint: CheckpointHeader) -> list[Binding]:
-        kind = checkpoint.kind
-        return decoder_bindings(
-            spec,
-            checkpoint,
-            NORMS[kind],
-            is_rotary_interleaved=kind == "gguf",
-            last_norm_factor=1.0 / _multipliers(checkpoint)[3],
-        )
+    def last_norm_factor(self, checkpoint: CheckpointHeader) -> float:
+        return 1.0 / _multipliers(checkpoint)[3]
 
 
 def _multipliers(checkpoint: CheckpointHeader) -> tuple[float, float, float, float]:
