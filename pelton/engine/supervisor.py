@@ -18,9 +18,12 @@ import msgspec
 from pelton import errors
 from pelton.engine.messages import EndTokens, Failed, Loading, Ready, Start, StepFailed, StepReport, ToClient, ToEngine
 from pelton.engine.process import EngineProcess
-from pelton.errors import EngineDeadError, PeltonError
+from pelton.errors import EngineDeadError, ModelError, PeltonError, UsageError
 
 logger = logging.getLogger(__name__)
+
+# What no further start would get over, unlike a lack of memory.
+_PERMANENT = (ModelError, UsageError)
 
 State = Literal["loading", "ready", "restarting", "dead", "closed"]
 
@@ -147,6 +150,9 @@ class Supervisor:
                 self._give_up(self._told or EngineDeadError(f"the engine process ended while it loaded: {why}"), "dead")
                 return
             logger.error("the engine process has ended: %s", why)
+            if isinstance(self._told, _PERMANENT):
+                self._give_up(self._told, "dead")
+                return
             self.state, self.phase = "restarting", "starting"
             self._listener.on_death(why)
             now = asyncio.get_running_loop().time()

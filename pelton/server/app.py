@@ -136,7 +136,9 @@ class Application:
     def _failure(self, exchange: _Exchange, error: Exception) -> Response:
         told = from_exception(error)
         exchange.record.error_code = told.code
-        if told.status == 500:
+        if isinstance(error, ApiError) and told.status == 500:
+            logger.error("request %s failed: %s", exchange.record.request_id, error)
+        elif told.status == 500:  # nobody foresaw it
             logger.error("request %s failed", exchange.record.request_id, exc_info=error)
         return error_response(told, exchange.record.request_id)
 

@@ -101,6 +101,9 @@ async def _token_ids(request: TokenizeRequest, context: ServerContext) -> list[i
 
 async def detokenize(http_request: Request, context: ServerContext) -> Response:
     incoming = await read_request(http_request, context, DetokenizeRequest)
+    vocab_size = context.llm.limits.vocab_size
+    if max(incoming.request.tokens, default=0) >= vocab_size:
+        raise bad_request(f"`tokens` has ids outside `[0, {vocab_size})`", "tokens")
     decode = partial(context.llm.text.tokenizer.decode, incoming.request.tokens, skip_special=False)
     answer = DetokenizeAnswer(await asyncio.to_thread(decode))
     return Response(msgspec.json.encode(answer), headers=incoming.headers, media_type="application/json")

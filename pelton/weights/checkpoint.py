@@ -169,7 +169,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             return SafetensorsCheckpoint.open_directory(path.parent, weights=path)
         return GgufCheckpoint.open_file(path)
     if not path.is_dir():
-        raise ModelNotFoundError(f"no file or directory `{path}`")
+        raise ModelNotFoundError(f"`{path}` is neither a file nor a directory")
     models = gguf_models(path)
     if len(models) == 1:
         return GgufCheckpoint.open_file(models[0].path)

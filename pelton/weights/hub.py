@@ -208,7 +208,7 @@ class _HubErrors:
         if isinstance(error, (OSError, *errors.HfHubHTTPError.__bases__)):
             raise DownloadError(
                 f"`{self.repo}` can't be fetched: {_first_line(error)}",
-                hint="check the network, then try again: it resumes",
+                hint="check the network, then try again: it resumes; or the path, if a local file was meant",
             ) from error
 
 

@@ -15,10 +15,7 @@ from pelton.engine.client import EngineClient
 from pelton.engine.messages import AddRequest, EngineStats, Resume, StepFailed, StepReport, ToEngine
 from pelton.engine.request import Progress
 from pelton.engine.supervisor import RestartPolicy
-from pelton.errors import (
-    EngineDeadError,
-    QuarantineError,
-)
+from pelton.errors import EngineDeadError, QuarantineError, UsageError
 from pelton.sampling_params import SamplingParams
 from tests.engine.scripted_client import PROMPT, TOKENS, Client, read, read_tokens, say, until
 from tests.scripted import END, run, write_script
@@ -273,6 +270,22 @@ def test_an_engine_that_dies_again_and_again_stays_dead(tmp_path: Path) -> None:
             await until(lambda: client.state == "dead")
             with pytest.raises(EngineDeadError, match=r"died `3` times in .* at last: it was killed by SIGKILL"):
                 client.ask("a")
+
+    run(work())
+
+
+def test_a_model_that_can_not_be_loaded_again_ends_it_at_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        engine = say(tmp_path, delay_s=0.01)
+        async with Client(engine) as client:
+            stream = client.ask("a")
+            await read_tokens(stream, 1)
+            Path(engine.removeprefix("scripted:")).write_text("{")
+            os.kill(client.pid or 0, signal.SIGKILL)
+            with pytest.raises(UsageError):
+                await read(stream)
+            assert isinstance(await client.wait_end(), UsageError)
+            assert client.num_restarts == 1
 
     run(work())
 
