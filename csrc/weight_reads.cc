@@ -45,11 +45,11 @@ void WeightReads::add_matrix(const PackShape& shape, FilePlace place, uint8_t* t
 }
 
 void WeightReads::add_vector(const VectorShape& shape, FilePlace place, float* target, std::vector<int64_t> row_order,
-                             float factor, float summand) {
-  staging_bytes_ = std::max(staging_bytes_, shape.file_bytes());
+                             int64_t file_rows, float factor, float summand) {
   add({std::nullopt, shape, place, reinterpret_cast<uint8_t*>(target), std::move(row_order), factor, summand,
-       shape.count, num_pieces_, 0},
+       file_rows, num_pieces_, 0},
       shape.count, 1);
+  staging_bytes_ = std::max(staging_bytes_, tensors_.back().file_bytes());
 }
 
 void WeightReads::add(Tensor tensor, int64_t rows, int64_t pieces) {
@@ -159,7 +159,7 @@ void WeightReads::Tensor::pack_panel(int64_t panel, const uint8_t* staging, int6
 }
 
 int WeightReads::Tensor::read_values(uint8_t* staging) const {
-  const int result = read_exactly(place.fd, staging, static_cast<size_t>(vector->file_bytes()), place.offset);
+  const int result = read_exactly(place.fd, staging, static_cast<size_t>(file_bytes()), place.offset);
   if (result != 0) return result;
   for (int64_t i = 0; i < vector->count; ++i) {
     const uint8_t* stored = staging + file_row(i) * vector->value_bytes;

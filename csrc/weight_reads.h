@@ -29,7 +29,6 @@ struct VectorShape {
   int64_t count;
   int64_t value_bytes;  // in the file
   bool is_f16;
-  int64_t file_bytes() const { return count * value_bytes; }
   int64_t target_bytes() const { return count * static_cast<int64_t>(sizeof(float)); }
 };
 
@@ -39,9 +38,10 @@ class WeightReads {
   // Throws std::invalid_argument for an impossible offset or a row outside [0, file_rows).
   void add_matrix(const PackShape& shape, FilePlace place, uint8_t* target, std::vector<int64_t> row_order,
                   int64_t file_rows);
-  // target: shape.count floats. row_order: likewise, of values, each of which becomes factor * value + summand.
+  // target: shape.count floats. row_order, file_rows: likewise, of values, each of which becomes factor * value +
+  // summand.
   void add_vector(const VectorShape& shape, FilePlace place, float* target, std::vector<int64_t> row_order,
-                  float factor, float summand);
+                  int64_t file_rows, float factor, float summand);
 
   // Fills every target, in the order of the calls. After a failure the contents of the targets are undefined.
   // Throws EndOfFile, naming how many bytes are missing, or std::system_error.
@@ -62,7 +62,8 @@ class WeightReads {
     int64_t first_piece;
     int64_t panels_per_piece;
 
-    int64_t end() const { return place.offset + file_rows * (matrix ? matrix->row_bytes : vector->value_bytes); }
+    int64_t file_bytes() const { return file_rows * (matrix ? matrix->row_bytes : vector->value_bytes); }
+    int64_t end() const { return place.offset + file_bytes(); }
     int64_t file_row(int64_t row) const { return row_order.empty() ? row : row_order[row]; }
     int read_piece(int64_t piece, uint8_t* staging, int64_t staging_bytes) const;
     int read_panels(int64_t first, int64_t last, uint8_t* staging, int64_t staging_bytes) const;

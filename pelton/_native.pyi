@@ -78,6 +78,7 @@ class WeightReads:
         destination: Buffer,
         destination_offset: int,
         row_order: Sequence[int] | None = None,
+        file_rows: int | None = None,
         factor: float = 1.0,
         summand: float = 0.0,
     ) -> None:

@@ -314,19 +314,18 @@ def _listed(names: Sequence[str], noun: str) -> str:
 
 def _add(reads: _native.WeightReads, fd: int, source: Source, piece: Piece, request: PackRequest) -> None:
     tensor = piece.tensor
+    k = tensor.shape[-1] if request.layout == "panels" else 1
+    num_rows = math.prod(tensor.shape) // k
+    start = tensor.offset + piece.tensor_row * (tensor.nbytes // num_rows)
+    file_rows = piece.num_rows if piece.row_order is None else num_rows
     if request.layout == "panels":
-        k = tensor.shape[-1]
-        row_bytes = tensor.nbytes * k // math.prod(tensor.shape)
         panels_before = piece.parameter_row // _native.PANEL_ROWS
         place = request.offset + panels_before * _native.packed_bytes(tensor.format, _native.PANEL_ROWS, k)
-        start = tensor.offset + piece.tensor_row * row_bytes
-        file_rows = piece.num_rows if piece.row_order is None else math.prod(tensor.shape) // k
         reads.add_matrix(
             tensor.format, fd, start, piece.num_rows, k, request.destination, place, piece.row_order, file_rows
         )
     else:
         assert request.layout == "vector", f"`{request.parameter}` is wanted as `{request.layout}`"
-        start = tensor.offset + piece.tensor_row * (tensor.nbytes // tensor.shape[0])
         place = request.offset + 4 * piece.parameter_row
         reads.add_vector(
             tensor.format,
@@ -336,6 +335,7 @@ def _add(reads: _native.WeightReads, fd: int, source: Source, piece: Piece, requ
             request.destination,
             place,
             piece.row_order,
+            file_rows,
             source.factor,
             float(source.add_one),
         )

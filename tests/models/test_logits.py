@@ -60,6 +60,13 @@ def test_float32_safetensors_equal_the_reference(name: str, is_tied: bool, tmp_p
     check(tmp_path, expected)
 
 
+def test_biases_of_queries_and_their_gates_equal_the_reference(tmp_path: Path) -> None:
+    """One tensor has both, head by head. No released model has these biases; the configuration may say so."""
+    model = tiny.make("qwen3_5", attention_bias=True)
+    tiny.save(model, tmp_path, torch.float32)
+    check(tmp_path, tiny.logits(model, TOKENS))
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_width_safetensors_equal_the_reference(name: str, dtype: torch.dtype, tmp_path: Path) -> None:

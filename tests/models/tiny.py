@@ -77,9 +77,9 @@ NAMES = tuple(_SIZES)
 HYBRID_NAMES = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
-def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
+def make(name: str, *, is_tied: bool = True, **more: Any) -> PreTrainedModel:
     """float32, weights large enough that every part of a layer shows in the logits, and no number that is a reader's
-    default."""
+    default. more: of the configuration."""
     hidden, intermediate, layers, heads, kv_heads, head_dim = _SIZES[name]
     common: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -94,6 +94,7 @@ def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
         "tie_word_embeddings": is_tied,
         "attn_implementation": "eager",
         "experts_implementation": "eager",
+        **more,
     }
     config = _config(name.split("-")[0], head_dim, common)
     torch.manual_seed(11)
@@ -102,6 +103,9 @@ def make(name: str, *, is_tied: bool = True) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("proj.bias"):  # zeros, of a new model
+                parameter.normal_(std=0.3)
     vary_norms(model)
     return model
 

@@ -188,6 +188,17 @@ def test_scattered_rows_of_a_tensor_fill_several_parameters(checkpoint: Checkpoi
         resolve(checkpoint, [BINDINGS[0], outer, again], [], shapes)
 
 
+def test_scattered_values_of_a_vector_fill_several_parameters(tmp_path: Path, team: _native.Team) -> None:
+    checkpoint = stored({"bias": np.arange(6, dtype=np.float32)}, tmp_path)
+    orders = {"outer": (5, 0, 4), "inner": (3, 1, 2)}
+    bindings = [Binding(name, "bias", order) for name, order in orders.items()]
+    resolution = resolve(checkpoint, bindings, [], dict.fromkeys(orders, (3,)))
+    buffers = {name: _native.Buffer(12, "test") for name in orders}
+    load(checkpoint, resolution, [PackRequest(name, "vector", buffers[name], 0) for name in orders], team)
+    for name, order in orders.items():
+        assert np.frombuffer(buffers[name], np.float32)[:3].tolist() == list(order)
+
+
 def test_row_that_nobody_reads_is_told(checkpoint: Checkpoint) -> None:
     bindings = [BINDINGS[0], Binding("matrix", "weight.matrix", num_rows=2)]
     with pytest.raises(CheckpointError, match=r"`weight.matrix` of .* has `3` rows, and nothing uses row `2`"):
