@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pelton.cache.groups import BLOCK_TOKENS, OFFSET_UNIT, CacheGroupSpec
 from pelton.engine.batch import Batch, NewRequest, SlotResult, SlotWork, StepResult, TokenLogprobs
 from pelton.engine.engine import Engine
+from pelton.engine.request import Progress
 from pelton.engine.scheduler import EngineLimits
 from pelton.engine.step_costs import StepCosts
 
@@ -212,6 +213,16 @@ def engine_of(
     return Engine(
         FakeRunner(groups or [FULL], fail_on), limits, (EOS,), clock=clock, steps_between_checks=steps_between_checks
     )
+
+
+def run(engine: Engine) -> dict[str, Progress]:
+    """To the end of all that it has: the last progress of each request."""
+    last = {}
+    while engine.has_work:
+        for part in engine.step():
+            last[part.request_id] = part
+        engine.cache.check_integrity()
+    return last
 
 
 def runner_of(engine: Engine) -> FakeRunner:

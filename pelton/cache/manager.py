@@ -126,6 +126,7 @@ class CacheManager:
         full = [self.pool.keys(index) for index in self._full]
         windows = [(self.pool.keys(index), window) for index, window in self._windows]
         runs = [0] * len(windows)  # blocks in a row that each window group has, up to this one
+        has_states = self.has_states
         usable = present = 0
         for num_blocks, key in enumerate(keys[:max_blocks], 1):
             if not all(key in offsets for offsets in full):
@@ -136,7 +137,7 @@ class CacheManager:
                 unseen = invisible_blocks(window, num_blocks * BLOCK_TOKENS)
                 has_all = has_all and runs[index] >= num_blocks - unseen
             present = num_blocks
-            if has_all and self._states.has(key):
+            if has_all and (not has_states or self._states.has(key)):
                 usable = num_blocks
         return PrefixMatch(usable, present)
 

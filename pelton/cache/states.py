@@ -8,7 +8,7 @@ block that has a key. It knows slots and keys, no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -158,6 +158,6 @@ class StateBlocks:
         )
 
 
-def _names(key: bytes, num_states: int) -> list[bytes]:
-    """The key of each layer's block."""
-    return [key + number.to_bytes(2) for number in range(num_states)]
+def _names(key: bytes, num_states: int) -> Iterator[bytes]:
+    """The key of each layer's block. Most keys have no checkpoint, so the first is often the last that is made."""
+    return (key + number.to_bytes(2) for number in range(num_states))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal
 
@@ -149,11 +150,10 @@ class Request:
     @property
     def chunk_limit(self) -> int:
         """The most of the remaining tokens that one step may compute."""
-        limit = self.remaining
-        for number in self.checkpoints:
-            if number * BLOCK_TOKENS > self.num_computed:
-                return min(limit, number * BLOCK_TOKENS - self.num_computed)
-        return limit
+        index = bisect_right(self.checkpoints, self.num_computed // BLOCK_TOKENS)
+        if index == len(self.checkpoints):
+            return self.remaining
+        return min(self.remaining, self.checkpoints[index] * BLOCK_TOKENS - self.num_computed)
 
     @property
     def peak_tokens(self) -> int:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pelton.cache.groups import CacheGroupSpec
 from pelton.engine.checkpoints import checkpoint_blocks
-from pelton.engine.engine import Engine
-from pelton.engine.request import Progress
 from pelton.sampling_params import SamplingParams
-from tests.fake_runner import EOS, FULL, engine_of, runner_of
+from tests.fake_runner import EOS, FULL, engine_of, run, runner_of
 
 GROUPS = [FULL, CacheGroupSpec("state", 192, num_states=3)]
 PROMPT = [2 + (index * index) % 40 for index in range(100)]
@@ -21,15 +19,6 @@ def blocks(
     return checkpoint_blocks(
         token_ids, num_tokens, (EOS,), num_usable=usable, num_present=present or usable, spacing=spacing
     )
-
-
-def run(engine: Engine) -> dict[str, Progress]:
-    last = {}
-    while engine.has_work:
-        for part in engine.step():
-            last[part.request_id] = part
-        engine.cache.check_integrity()
-    return last
 
 
 def test_a_prompt_is_kept_at_its_end_behind_messages_and_where_another_parted() -> None:

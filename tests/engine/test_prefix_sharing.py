@@ -6,23 +6,12 @@ import pytest
 
 from pelton.cache.groups import CacheGroupSpec
 from pelton.engine.engine import Engine
-from pelton.engine.request import Progress
 from pelton.sampling_params import SamplingParams
-from tests.fake_runner import FULL, engine_of, runner_of
+from tests.fake_runner import FULL, engine_of, run, runner_of
 
 PROMPT = [(index * index) % 50 for index in range(100)]
 WINDOWED = [FULL, CacheGroupSpec("window", 192, window=20)]
 SHORT = SamplingParams(max_tokens=2, ignore_eos=True, seed=1)
-
-
-def run(engine: Engine) -> dict[str, Progress]:
-    """The last progress of each request."""
-    last = {}
-    while engine.has_work:
-        for part in engine.step():
-            last[part.request_id] = part
-        engine.cache.check_integrity()
-    return last
 
 
 def num_computed(engine: Engine) -> int:
