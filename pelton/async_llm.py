@@ -167,7 +167,7 @@ class AsyncLLM:
 
     @property
     def silence_s(self) -> float:
-        """How long the engine has said nothing although it has work; 0.0 if it has none."""
+        """How long the engine has made no step although it has work; 0.0 if it has none."""
         return 0.0 if self._client is None else self._client.silence_s
 
     @property

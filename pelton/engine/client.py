@@ -67,8 +67,8 @@ class EngineClient:
     ) -> None:
         """settings: as `Settings.for_engine` gives them. max_queue: requests that may wait for more than a free slot.
 
-        queue_timeout_s: how long a request may wait for its slot. stall_timeout_s: an engine that has work and says
-        nothing for so long, and for 20 of its longest steps, is killed and started again; 0 for never. stop_timeout_s:
+        queue_timeout_s: how long a request may wait for its slot. stall_timeout_s: an engine that has work and makes
+        no step for so long, and for 20 of its longest steps, is killed and started again; 0 for never. stop_timeout_s:
         how long `close` waits for the step that runs. on_stats: is told of every step.
         """
         self._max_queue = max_queue
@@ -82,7 +82,7 @@ class EngineClient:
         self._suspects = Suspects()
         self._quarantine = Quarantine()
         self._departures = DepartureRate()
-        self._last_message_s = 0.0
+        self._last_progress_s = 0.0
         self._longest_step_s = 0.0
         self._stall_timer: asyncio.TimerHandle | None = None
         self.num_stalls = 0
@@ -149,8 +149,8 @@ class EngineClient:
 
     @property
     def silence_s(self) -> float:
-        """How long the engine has said nothing although it has work; 0.0 if it has none."""
-        return self._loop.time() - self._last_message_s if self._has_work else 0.0
+        """How long the engine has made no step although it has work; 0.0 if it has none. Talk alone is no progress."""
+        return self._loop.time() - self._last_progress_s if self._has_work else 0.0
 
     @property
     def error(self) -> PeltonError | None:
@@ -229,7 +229,7 @@ class EngineClient:
 
     def _send(self, stream: EngineStream) -> None:
         if not self._has_work:
-            self._last_message_s = self._loop.time()
+            self._last_progress_s = self._loop.time()
         if not stream.has_started:
             self._supervisor.send(stream.request)
         else:
@@ -299,10 +299,10 @@ class EngineClient:
                     self._leave(stream)
 
     def on_message(self, message: StepReport | StepFailed) -> None:
-        self._last_message_s = self._loop.time()
         if isinstance(message, StepReport):
             self._take(message)
             return
+        self._last_progress_s = self._loop.time()
         logger.error("a step of the engine failed: %s; its requests are given anew", message.error)
         self._blame("a step failed", message.error)
         self._supervisor.send(Resume())
@@ -319,6 +319,9 @@ class EngineClient:
 
     def _take(self, report: StepReport) -> None:
         on_trial = self._suspects.on_trial
+        is_step = report.stats.num_steps_total != self.stats.num_steps_total
+        if is_step or report.progress:
+            self._last_progress_s = self._loop.time()
         for request_id in report.started:
             stream = self._streams.get(request_id)
             if stream is not None:
@@ -335,7 +338,6 @@ class EngineClient:
         if on_trial is not None:
             self.on_writable()
         self._longest_step_s = max(self._longest_step_s, report.stats.step_seconds)
-        is_step = report.stats.num_steps_total != self.stats.num_steps_total
         self.stats = report.stats
         if is_step and self._on_stats is not None:
             self._on_stats(report.stats)

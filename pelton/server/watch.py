@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pelton.async_llm import AsyncLLM
     from pelton.server.metrics import Metrics
 
-# An engine with work that says nothing for so long is stuck, unless its steps are known to be slow.
+# An engine with work that makes no step for so long is stuck, unless its steps are known to be slow.
 _MIN_STALL_S = 30.0
 
 

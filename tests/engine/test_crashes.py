@@ -195,6 +195,10 @@ class FakeSupervisor:
 
     def __init__(self) -> None:
         self.heard: list[ToEngine] = []
+        self.killed: list[str] = []
+
+    def kill(self, why: str) -> None:
+        self.killed.append(why)
 
     def send(self, message: ToEngine) -> None:
         self.heard.append(message)
@@ -205,6 +209,26 @@ class FakeSupervisor:
     def take_added(self) -> list[str]:
         heard, self.heard = self.heard, []
         return [message.request_id for message in heard if isinstance(message, AddRequest)]
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_reports_without_a_step_do_not_hide_a_stall(is_busy: bool) -> None:
+    """An engine that goes round in circles tells of its state all the time."""
+
+    async def work() -> None:
+        client = EngineClient({}, stall_timeout_s=0.5)
+        engine = FakeSupervisor()
+        client._supervisor = engine  # type: ignore[assignment]
+        client.submit(AddRequest("a", PROMPT, SamplingParams(), 1))
+        num_steps = 0
+        while not engine.killed and num_steps < 700:
+            num_steps += is_busy
+            client.on_message(StepReport([], EngineStats(num_running=1, num_steps_total=num_steps)))
+            await asyncio.sleep(0.001)
+        assert client.num_stalls == len(engine.killed) == (0 if is_busy else 1)
+        client.on_end(EngineDeadError("over"))
+
+    run(work())
 
 
 @pytest.mark.parametrize("end", ["advance", "finish", "close", "break"])
