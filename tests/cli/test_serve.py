@@ -115,6 +115,23 @@ def test_a_second_signal_ends_streams_with_an_error_at_once(tmp_path: Path) -> N
         assert server.end()[:2] == (0, "stopped\n")
 
 
+def test_a_stream_that_waits_is_pinged_and_then_told_and_a_full_queue_is_refused_at_once(tmp_path: Path) -> None:
+    answer = {"tokens": [40] * 500, "delay_s": 0.05}
+    limits = ("--max-queue", "1", "--queue-timeout", "3s", "--ping-interval-s", "100ms")
+    with serving(write_script(tmp_path, [answer], max_num_seqs=1), *limits) as server:
+        running = server.complete(is_stream=True)
+        running.readline()
+        waiting = server.complete(is_stream=True)
+        assert (waiting.status, waiting.readline()) == (200, b": ping\n")
+        refused = server.complete(is_stream=True)
+        assert (refused.status, json.load(refused)["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert float(refused.headers["retry-after"]) >= 1
+        *pings, last = waiting.read().strip().split(b"\n\n")
+        assert set(pings) == {b": ping"}
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "overloaded"
+        assert running.readline()
+
+
 def test_an_engine_that_dies_again_and_again_fails_its_request_alone(tmp_path: Path) -> None:
     poison = {"tokens": [40] * 50, "prompt": "poison", "fault": "crash"}
     with serving(write_script(tmp_path, [poison, {"text": "Well."}])) as server:

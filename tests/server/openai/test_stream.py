@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pelton.errors import QueueFullError, QueueTimeoutError
 from tests.server.openai.conftest import Answered, Client, Server, serve
 from tests.server.openai.fake_llm import FakeLLM, Said
 
@@ -223,7 +224,7 @@ def test_batch_ends_whole_when_one_fails(client: Client, llm: FakeLLM, caplog: p
     assert llm.num_open == 0
 
 
-def test_silent_stream_is_pinged_and_refusals_become_events() -> None:
+def test_silent_stream_is_pinged() -> None:
     async def scenario() -> None:
         server = serve(ping_interval_s=0.01)
         gate, answered = Gate(server.llm), Answered()
@@ -237,6 +238,50 @@ def test_silent_stream_is_pinged_and_refusals_become_events() -> None:
         assert answered.events[0]["choices"][0]["delta"]["role"] == "assistant"
 
     asyncio.run(scenario())
+
+
+LATE = QueueTimeoutError("the request has waited `60.0` seconds for its turn", retry_after_s=7.0)
+
+
+@pytest.mark.parametrize("is_pinged", [False, True])
+def test_refusal_is_a_status_as_long_as_none_is_sent_and_then_an_event(is_pinged: bool) -> None:
+    async def scenario() -> None:
+        server = serve(ping_interval_s=0.01 if is_pinged else 60.0)
+        refused, answered = asyncio.Event(), Answered()
+
+        async def wait(prompt: list[int]) -> None:
+            await refused.wait()
+            raise LATE
+
+        server.llm.turn = wait
+        task = post(server, answered, stream=True)
+        if is_pinged:
+            while not answered.body:
+                await asyncio.sleep(0.001)
+        refused.set()
+        await task
+        assert answered.is_complete
+        assert server.llm.num_open == 0
+        if is_pinged:
+            assert (answered.status, answered.headers.get("retry-after")) == (200, None)
+            *pings, last = answered.body.decode().removesuffix("\n\n").split("\n\n")
+            assert set(pings) == {": ping"}
+            error = json.loads(last.removeprefix("data: "))["error"]
+        else:
+            assert (answered.status, answered.headers["retry-after"]) == (503, "7")
+            error = answered.error
+        assert (error["type"], error["code"], error["message"]) == ("server_error", "overloaded", str(LATE))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_full_queue_is_a_status_with_a_time_to_try_again(stream: bool) -> None:
+    server = serve()
+    server.llm.refuse = QueueFullError("`64` requests are waiting, which is all that may", retry_after_s=2.5)
+    answered = server.client.chat(stream=stream)
+    assert (answered.status, answered.error["code"]) == (429, "rate_limit_exceeded")
+    assert (answered.headers["retry-after"], answered.headers["retry-after-ms"]) == ("3", "2500")
 
 
 @pytest.mark.parametrize("stream", [False, True])
