@@ -46,8 +46,8 @@ void WeightReads::add_matrix(const PackShape& shape, FilePlace place, uint8_t* t
 
 void WeightReads::add_vector(const VectorShape& shape, FilePlace place, float* target, std::vector<int64_t> row_order,
                              int64_t file_rows, float factor, float summand) {
-  add({std::nullopt, shape, place, reinterpret_cast<uint8_t*>(target), std::move(row_order), factor, summand,
-       file_rows, num_pieces_, 0},
+  add({std::nullopt, shape, place, reinterpret_cast<uint8_t*>(target), std::move(row_order), factor, summand, file_rows,
+       num_pieces_, 0},
       shape.count, 1);
   staging_bytes_ = std::max(staging_bytes_, tensors_.back().file_bytes());
 }

@@ -32,7 +32,8 @@ class BoundWeightReads {
   }
 
   void add_vector(const std::string& format, int fd, int64_t offset, int64_t count, Buffer& destination,
-                  int64_t destination_offset, RowOrder row_order, std::optional<int64_t> file_rows, float factor, float summand) {
+                  int64_t destination_offset, RowOrder row_order, std::optional<int64_t> file_rows, float factor,
+                  float summand) {
     const VectorShape shape(format, count), stored(format, file_rows.value_or(count));
     if (destination_offset % 4 != 0) throw std::invalid_argument("destination_offset is not a multiple of 4");
     uint8_t* target = destination.checked_range(destination_offset, shape.target_bytes());
@@ -92,8 +93,8 @@ void bind_weights(nb::module_& module) {
       .def("add_matrix", &BoundWeightReads::add_matrix, "format"_a, "fd"_a, "offset"_a, "n"_a, "k"_a, "destination"_a,
            "destination_offset"_a, "row_order"_a = nb::none(), "file_rows"_a = nb::none(), nb::keep_alive<1, 7>())
       .def("add_vector", &BoundWeightReads::add_vector, "format"_a, "fd"_a, "offset"_a, "count"_a, "destination"_a,
-           "destination_offset"_a, "row_order"_a = nb::none(), "file_rows"_a = nb::none(), "factor"_a = 1.0f, "summand"_a = 0.0f,
-           nb::keep_alive<1, 6>())
+           "destination_offset"_a, "row_order"_a = nb::none(), "file_rows"_a = nb::none(), "factor"_a = 1.0f,
+           "summand"_a = 0.0f, nb::keep_alive<1, 6>())
       .def("run", &BoundWeightReads::run, "team"_a)
       .def_prop_ro("failed", &BoundWeightReads::failed);
 }

@@ -211,21 +211,24 @@ class FakeSupervisor:
         return [message.request_id for message in heard if isinstance(message, AddRequest)]
 
 
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_reports_without_a_step_do_not_hide_a_stall(is_busy: bool) -> None:
+def test_reports_without_a_step_do_not_hide_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that goes round in circles tells of its state all the time."""
 
     async def work() -> None:
-        client = EngineClient({}, stall_timeout_s=0.5)
+        client = EngineClient({}, stall_timeout_s=100.0)
         engine = FakeSupervisor()
         client._supervisor = engine  # type: ignore[assignment]
         client.submit(AddRequest("a", PROMPT, SamplingParams(), 1))
-        num_steps = 0
-        while not engine.killed and num_steps < 700:
-            num_steps += is_busy
-            client.on_message(StepReport([], EngineStats(num_running=1, num_steps_total=num_steps)))
-            await asyncio.sleep(0.001)
-        assert client.num_stalls == len(engine.killed) == (0 if is_busy else 1)
+        start_s = client._loop.time()
+        monkeypatch.setattr(client._loop, "time", lambda: start_s + 100.0)
+        client.on_message(StepReport([], EngineStats(num_running=1, num_steps_total=1)))
+        assert client.silence_s == 0.0
+        monkeypatch.setattr(client._loop, "time", lambda: start_s + 200.0)
+        client.on_message(StepReport([], EngineStats(num_running=1, num_steps_total=1)))
+        assert client.silence_s == 100.0
+        client._check_stall()
+        assert client.num_stalls == len(engine.killed) == 1
+        monkeypatch.undo()
         client.on_end(EngineDeadError("over"))
 
     run(work())

@@ -113,15 +113,16 @@ def _with_joint_experts(tensors: Tensors) -> Tensors:
     return joint
 
 
-@pytest.mark.parametrize(
-    ("family", "rewrite", "architecture"),
-    [
-        ("qwen3_5", _wrapped, "Qwen3_5ForConditionalGeneration"),
-        ("qwen3_5_moe", _wrapped, "Qwen3_5MoeForConditionalGeneration"),
-        ("qwen3_5_moe", _with_joint_experts, "Qwen3_5MoeForCausalLM"),
-        ("qwen3_5_moe", lambda x: _wrapped(_with_joint_experts(x)), "Qwen3_5MoeForConditionalGeneration"),
-    ],
-)
+# family, what is done to its tensors, and the architecture that the configuration then names
+OTHER_FORMS: list[tuple[str, Callable[[Tensors], Tensors], str]] = [
+    ("qwen3_5", _wrapped, "Qwen3_5ForConditionalGeneration"),
+    ("qwen3_5_moe", _wrapped, "Qwen3_5MoeForConditionalGeneration"),
+    ("qwen3_5_moe", _with_joint_experts, "Qwen3_5MoeForCausalLM"),
+    ("qwen3_5_moe", lambda x: _wrapped(_with_joint_experts(x)), "Qwen3_5MoeForConditionalGeneration"),
+]
+
+
+@pytest.mark.parametrize(("family", "rewrite", "architecture"), OTHER_FORMS)
 def test_other_forms_of_a_checkpoint_give_the_same_bits(
     family: str, rewrite: Callable[[Tensors], Tensors], architecture: str, tmp_path: Path
 ) -> None:
