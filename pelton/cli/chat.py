@@ -122,6 +122,7 @@ class Terminal:
 
     def run(self) -> int:
         print(f"{self.conversation.llm.model_name}. /help lists commands; Ctrl-C stops an answer, twice leaves.")
+        print(f"An answer ends after {self.conversation.sampling.max_tokens} tokens; /set max_tokens changes that.")
         with _History():
             is_leaving = False
             while not self._has_left:

@@ -97,7 +97,7 @@ def session(chat_model: Path, tmp_path: Path) -> Iterator[Session]:
 
 
 def test_a_conversation_and_its_commands(session: Session, tmp_path: Path) -> None:
-    session.read_until(r"/help lists commands.*\r\n> $")
+    session.read_until(r"/help lists commands.*\r\nAn answer ends after 4 tokens; /set max_tokens .*\r\n> $")
     shown = session.ask("/help")
     assert all(name in shown for name in ("/clear", "/system", "/set", "/retry", "/tokens", "/bye"))
     assert "nothing was asked yet" in session.ask("/retry")
