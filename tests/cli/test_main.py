@@ -7,10 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from pelton.cli import entry
 from pelton.cli.main import COMMANDS, command
 from pelton.errors import (
     ContextLengthError,
@@ -22,6 +25,7 @@ from pelton.errors import (
 )
 from tests.cli.conftest import Pelton
 
+ROOT = Path(__file__).resolve().parents[2]
 SAMPLING = "--temperature --top-p --top-k --min-p --repetition-penalty --seed --max-tokens --stop"
 ENGINE = (
     "--max-model-len --kv-cache-bytes --kv-dtype --activations --max-num-seqs --max-num-batched-tokens --prefix-cache "
@@ -165,6 +169,22 @@ def test_each_kind_of_error_has_its_exit_code(
 ) -> None:
     monkeypatch.setattr("pelton.cli.version.run", raising(error))
     assert pelton("version").code == code
+
+
+def test_ctrl_c_while_it_imports_ends_it_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "pelton.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "pelton.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert entry.main() == 130
+
+
+def test_the_installed_command_begins_where_imports_are_guarded() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"pelton": f"{entry.__name__}:{entry.main.__name__}"}
 
 
 def test_an_error_under_json_is_a_document(pelton: Pelton) -> None:
