@@ -219,7 +219,7 @@ def test_reports_without_a_step_do_not_hide_a_stall(monkeypatch: pytest.MonkeyPa
         engine = FakeSupervisor()
         client._supervisor = engine  # type: ignore[assignment]
         client.submit(AddRequest("a", PROMPT, SamplingParams(), 1))
-        start_s = client._loop.time()
+        start_s = float(int(client._loop.time()))
         monkeypatch.setattr(client._loop, "time", lambda: start_s + 100.0)
         client.on_message(StepReport([], EngineStats(num_running=1, num_steps_total=1)))
         assert client.silence_s == 0.0
