@@ -51,6 +51,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """What the plan must know of a model, all from headers.
 
     max_position:          longest context that it was made for.
+    stretched_position:    longest that is served if it is asked for.
+    trained_position:      above so many tokens its rotary embedding has other angles; None: it always has the same.
     weight_bytes:          packed size of its weights by stored format.
     cache_groups:          kv_dtype -> its cache groups with their block sizes.
     step_bytes:            memory of a step whatever its size: the head's tile of logits, constants.
@@ -69,6 +71,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     step_bytes_per_token: int
     products_per_token: int
     attention_per_position: int
+    stretched_position: int | None = None
+    trained_position: int | None = None
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -146,6 +150,7 @@ class _Resolver:
         batched_tokens = self._batched_tokens()
         room = self._room_for_cache(batched_tokens)
         max_model_len = self._max_model_len(room, batched_tokens)
+        self._rotary(max_model_len)
         max_num_seqs = self._sequences_wanted(batched_tokens)
         kv_cache_bytes = self._kv_cache_bytes(room, max_model_len, max_num_seqs, batched_tokens)
         max_num_seqs = self._max_num_seqs(max_num_seqs, kv_cache_bytes, max_model_len, batched_tokens)
@@ -250,6 +255,8 @@ class _Resolver:
 
     def _max_model_len(self, room: int, batched_tokens: int) -> int:
         asked, most = self.settings.max_model_len, self.model.max_position
+        if asked is not None:
+            most = self.model.stretched_position or most
         wanted = min(asked or most, most)
         given = self.settings.kv_cache_bytes
         pool_bytes = room if given is None else min(room, max(given, self._cache_bytes(BLOCK_TOKENS, batched_tokens)))
@@ -263,6 +270,18 @@ class _Resolver:
         if asked is not None:
             return int(self._keep("max_model_len"))
         return int(self._derive("max_model_len", value, "what the model was made for"))
+
+    def _rotary(self, max_model_len: int) -> None:
+        """Says which angles a model with several has. They are the same for all sequences, short ones too: what is
+        kept of a text would be wrong if they changed as it grows."""
+        trained = self.model.trained_position
+        if trained is None:
+            return
+        if max_model_len > trained:
+            why = f"`max_model_len` is above {trained}; `--max-model-len {trained}` gives the angles of short texts"
+            self._derive("rotary", "long", why)
+        else:
+            self._derive("rotary", "short", f"`max_model_len` is not above {trained}")
 
     def _sequences_wanted(self, batched_tokens: int) -> int:
         return min(self.settings.max_num_seqs or DEFAULT_MAX_NUM_SEQS, batched_tokens)

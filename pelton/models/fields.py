@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from pelton.errors import CheckpointError
+from pelton.errors import CheckpointError, UnsupportedModelError
 
 _MISSING = object()
 MAX_SIZE = 1 << 24  # no dimension, vocabulary or layer count of a real model is above
@@ -74,6 +74,23 @@ class Fields:
             raise self._refuse(key, value, f"a list of {count}integers from {low} to {high}")
         return list(value)
 
+    def numbers(self, key: str, length: int, *, low: float, high: float) -> list[float]:
+        """A list of `length` finite numbers, low <= each <= high."""
+        value = self._value(key, _MISSING)
+        items = value if isinstance(value, list) else []
+        if len(items) != length or not all(type(item) in (int, float) and low <= item <= high for item in items):
+            raise self._refuse(key, value, f"a list of {length} numbers from {low} to {high}")
+        return [float(item) for item in items]
+
+    def refuse_others(self, known: Collection[str], what: str) -> None:
+        """Raises UnsupportedModelError for the first key that is not known and not null. what: has these keys."""
+        for key in self._mapping:
+            if key not in known and self.has(key):
+                raise UnsupportedModelError(
+                    f"{self._source} has `{key}` = `{_shown(self.raw(key))}`, which is not known of {what}",
+                    "leaving it out would change answers",
+                )
+
     def flags(self, key: str, at_least: int) -> list[bool] | None:
         """A list of `at_least` booleans or more, None where it is absent."""
         value = self.raw(key)
@@ -104,6 +121,9 @@ class Fields:
         return default
 
     def _refuse(self, key: str, value: Any, wanted: str) -> CheckpointError:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return CheckpointError(f"{self._source} has `{self._prefix}{key}` = `{shown}`; it must be {wanted}")
+        return CheckpointError(f"{self._source} has `{self._prefix}{key}` = `{_shown(value)}`; it must be {wanted}")
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."

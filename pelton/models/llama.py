@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pelton.errors import UnsupportedModelError
+from msgspec.structs import replace
+
+from pelton.errors import CheckpointError, UnsupportedModelError
 from pelton.graph.graph import Graph
 from pelton.models import rotary
 from pelton.models.architecture import Architecture, Binding, CheckpointHeader, Ignored
 from pelton.models.blocks import decoder
 from pelton.models.fields import MAX_CONTEXT, Fields
 from pelton.models.names import ExpertNames, FusedNames, decoder_bindings
-from pelton.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, RotarySpec
+from pelton.models.spec import AttentionSpec, LayerSpec, LongFactors, MlpSpec, ModelSpec, MoeSpec, RotarySpec
 
 NORMS = {
     "gguf": {"mixer_norm": "attn_norm", "feed_forward_norm": "ffn_norm"},
     "safetensors": {"mixer_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"},
+}
+
+
+ROPE_FREQS, SHORT_FACTORS, LONG_FACTORS = (f"rope_{name}.weight" for name in ("freqs", "factors_short", "factors_long"))
+# GGUF's keys below rope.scaling, as config.json calls them.
+_GGUF_SCALING = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
 }
 
 
@@ -134,21 +146,34 @@ def config_rotary(fields: Fields, head_dim: int, max_position: int, part: float 
     theta = theta_source.number("rope_theta", 10000.0, low=1, high=1e12)
     part_source = scaling if scaling is not None and scaling.has("partial_rotary_factor") else fields
     dim = int(head_dim * part_source.number("partial_rotary_factor", part, low=0, high=1))
-    return rotary.from_fields(dim, theta, scaling, max_position)
+    original = None
+    if fields.has("original_max_position_embeddings"):  # where Phi-3 has it; it wins over the one in the table
+        original = fields.integer("original_max_position_embeddings", low=2, high=MAX_CONTEXT)
+    return rotary.from_fields(dim, theta, scaling, max_position, original)
 
 
 def gguf_rotary(fields: Fields, checkpoint: CheckpointHeader, head_dim: int, max_position: int) -> RotarySpec:
     dim = fields.integer("rope.dimension_count", head_dim)
     theta = fields.number("rope.freq_base", 10000.0, low=1, high=1e12)
-    if "rope_freqs.weight" in checkpoint.tensors:
-        return rotary.divided(dim, theta, checkpoint.read_vector("rope_freqs.weight"))
+    if ROPE_FREQS in checkpoint.tensors:
+        return RotarySpec(dim, rotary.divided(dim, theta, checkpoint.read_vector(ROPE_FREQS), ROPE_FREQS))
+    attention_factor = fields.number("rope.scaling.attn_factor", 1.0, low=1e-3, high=1e3)
+    if LONG_FACTORS in checkpoint.tensors:
+        if SHORT_FACTORS not in checkpoint.tensors:
+            raise CheckpointError(f"the file has `{LONG_FACTORS}` but no `{SHORT_FACTORS}`", "download it again")
+        names = (SHORT_FACTORS, LONG_FACTORS)
+        short, long = (rotary.divided(dim, theta, checkpoint.read_vector(name), name) for name in names)
+        trained = fields.integer("rope.scaling.original_context_length", max_position, high=MAX_CONTEXT)
+        return RotarySpec(dim, short, attention_factor, LongFactors(trained, long))
     kind = fields.text("rope.scaling.type", "none")
     if kind == "none":
         return rotary.from_fields(dim, theta, None, max_position)
-    described = {"rope_type": kind, "factor": fields.number("rope.scaling.factor", low=1e-3, high=1e6)}
-    if fields.has("rope.scaling.original_context_length"):
-        described["original_max_position_embeddings"] = fields.integer("rope.scaling.original_context_length")
-    return rotary.from_fields(dim, theta, Fields(described, "the GGUF header, rope.scaling"), max_position)
+    described: dict[str, Any] = {"rope_type": kind}
+    for key, name in _GGUF_SCALING.items():
+        if fields.has(f"rope.scaling.{key}"):
+            described[name] = fields.raw(f"rope.scaling.{key}")
+    found = rotary.from_fields(dim, theta, Fields(described, "the GGUF header, rope.scaling"), max_position)
+    return replace(found, attention_factor=found.attention_factor * attention_factor)
 
 
 def gguf_vocab_size(checkpoint: CheckpointHeader) -> int:
@@ -162,7 +187,8 @@ def gguf_vocab_size(checkpoint: CheckpointHeader) -> int:
 def decoder_ignored(spec: ModelSpec, kind: str) -> list[Ignored]:
     ignored = []
     if kind == "gguf":
-        ignored.append(Ignored("rope_freqs.weight", "already in the rotary frequencies"))
+        names = (ROPE_FREQS, SHORT_FACTORS, LONG_FACTORS)
+        ignored += [Ignored(name, "already in the rotary frequencies") for name in names]
     else:
         ignored.append(Ignored("model.layers.*.self_attn.rotary_emb.inv_freq", "derived from the configuration"))
         if spec.is_head_tied:

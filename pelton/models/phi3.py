@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pelton.errors import UnsupportedModelError
 from pelton.models.architecture import CheckpointHeader
 from pelton.models.fields import Fields
 from pelton.models.mistral import Mistral, with_window
@@ -14,7 +13,7 @@ from pelton.models.spec import ModelSpec
 
 class Phi3(Mistral):
     name = "phi3"
-    title = "Phi-3 and Phi-4 of 4,096 tokens"
+    title = "Phi-3, Phi-4"
     config_names = ("Phi3ForCausalLM",)
     gguf_names = ("phi3",)
     is_gguf_rotary_interleaved = False
@@ -24,10 +23,5 @@ class Phi3(Mistral):
     }
 
     def _spec_from_gguf(self, checkpoint: CheckpointHeader) -> ModelSpec:
-        if "rope_factors_long.weight" in checkpoint.tensors:
-            raise UnsupportedModelError(
-                "`rope_factors_long.weight`: rotary factors that change with the length of a text are not supported",
-                "take a Phi model of 4,096 tokens of context",
-            )
         spec = super()._spec_from_gguf(checkpoint)
         return with_window(spec, Fields(checkpoint.metadata, "the GGUF header", "phi3.attention."))

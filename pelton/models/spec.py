@@ -9,17 +9,34 @@ import msgspec
 from pelton.errors import CheckpointError
 
 
+class LongFactors(msgspec.Struct, frozen=True):
+    """Angles of a model that serves sequences of more than `trained` tokens (LongRoPE, arXiv:2402.13753)."""
+
+    trained: int
+    inv_freq: tuple[float, ...]
+
+
+class DynamicNtk(msgspec.Struct, frozen=True):
+    """Angles of a model that serves sequences of more than `trained` tokens follow from how long they may be."""
+
+    trained: int
+    theta: float
+    factor: float
+
+
 class RotarySpec(msgspec.Struct, frozen=True):
     """Rotary position embedding, rotate-half pairing (dimension i with i + dim / 2).
 
     dim:        rotated leading dimensions of a head; the rest passes through.
     inv_freq:   [dim / 2] angle per position of each pair, all scaling (linear, llama3, yarn) already applied.
-    attention_factor:  multiplies cos and sin (yarn), else 1.
+    attention_factor:  multiplies cos and sin (yarn, longrope), else 1.
+    longer:     what takes inv_freq's place where longer sequences are served (rotary.at_length); None: nothing does.
     """
 
     dim: int
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
+    longer: LongFactors | DynamicNtk | None = None
 
 
 class AttentionSpec(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from pelton.graph.graph import TOKENS
 from pelton.graph.kernel import CompileSettings
 from pelton.graph.program import Program, compile
 from pelton.models.registry import architecture_of, build_graph
+from pelton.models.rotary import at_length, stretched_position, trained_position
 from pelton.plan import DEFAULT_BATCHED_TOKENS, ModelFacts, Plan, resolve
 from pelton.platforms.discover import MODELS, find_extensions, find_platform, load_extension
 from pelton.runner.runner import cache_group_specs
@@ -91,7 +92,7 @@ def prepare(settings: Settings) -> PreparedModel:
     checkpoint = open_checkpoint(path)
     architecture = architecture_of(checkpoint, external_architectures)
     spec = architecture.spec(checkpoint)
-    graph = build_graph(architecture, spec)
+    graph = build_graph(architecture, at_length(spec, _longest(settings, spec)))
     parameters = {parameter.name: _sizes(parameter.shape) for parameter in graph.parameters.values()}
     resolution = loading.resolve(
         checkpoint,
@@ -101,9 +102,10 @@ def prepare(settings: Settings) -> PreparedModel:
     )
     platform = find_platform("cpu")
     assert isinstance(platform, CpuPlatform)
-    program, plan = _plan(settings, name, spec, graph, resolution, platform)
+    program, plan = _plan(settings, name, architecture, spec, graph, resolution, platform)
+    spec = at_length(spec, plan.limits.max_model_len)
     return PreparedModel(
-        name, path, settings, checkpoint, architecture, spec, graph, resolution, platform, program, plan
+        name, path, settings, checkpoint, architecture, spec, program.graph, resolution, platform, program, plan
     )
 
 
@@ -113,21 +115,31 @@ def external_architectures() -> tuple[Architecture, ...]:
     return tuple(architecture() for architecture in loaded if architecture is not None)
 
 
+def _longest(settings: Settings, spec: ModelSpec) -> int:
+    """Tokens of a sequence, where memory does not say otherwise."""
+    asked = settings.engine.max_model_len
+    return spec.max_position if asked is None else min(asked, stretched_position(spec))
+
+
 def _plan(
     settings: Settings,
     name: str,
+    architecture: Architecture,
     spec: ModelSpec,
     graph: Graph,
     resolution: loading.Resolution,
     platform: CpuPlatform,
 ) -> tuple[Program, Plan]:
     """The program is compiled for the sizes that will probably be planned, which tells the plan what a step costs;
-    if the plan decides otherwise, it is compiled again."""
+    if the plan decides otherwise, it is compiled again, from a graph with other angles if the length changes those.
+
+    graph: of the model as it serves sequences of `_longest` tokens.
+    """
     engine = settings.engine
     guess = CompileSettings(
         formats={parameter: source.format for parameter, source in resolution.sources.items()},
         max_tokens=engine.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS, engine.max_num_seqs or 0),
-        max_context=min(engine.max_model_len or spec.max_position, spec.max_position),
+        max_context=_longest(settings, spec),
         activation_mode=engine.activations,
         kv_dtype="bf16" if engine.kv_dtype == "auto" else engine.kv_dtype,
         providers=platform.provider_order(engine.level, engine.provider_order),
@@ -142,7 +154,12 @@ def _plan(
         max_context=plan.limits.max_model_len,
         kv_dtype=plan.kv_dtype,
     )
-    return (program if final == guess else compile(graph, platform, final)), plan
+    if final == guess:
+        return program, plan
+    settled = at_length(spec, final.max_context)
+    if settled != at_length(spec, guess.max_context):
+        graph = build_graph(architecture, settled)
+    return compile(graph, platform, final), plan
 
 
 def _model_facts(
@@ -155,6 +172,8 @@ def _model_facts(
     return ModelFacts(
         name=name,
         max_position=spec.max_position,
+        stretched_position=stretched_position(spec),
+        trained_position=trained_position(spec),
         vocab_size=spec.vocab_size,
         weight_bytes=weight_bytes,
         cache_groups={dtype: _cache_groups(graph, platform, dtype) for dtype in KV_DTYPES},

@@ -30,7 +30,13 @@ K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 ORDER_OF_SUMS, SAME_NOISE, LARGEST = 2.0, 1.25, 2.0
 
 
-def check(path: Path, expected: Array, token_ids: list[int] = TOKENS, rounding: Rounding | None = None) -> None:
+def check(
+    path: Path,
+    expected: Array,
+    token_ids: list[int] = TOKENS,
+    rounding: Rounding | None = None,
+    max_model_len: int | None = None,
+) -> None:
     """Our logits differ from the expected ones by the noise of computing them, and by nothing else.
 
     How large that is depends on how the model amplifies what each operation loses, which no formula knows; so it is
@@ -38,7 +44,8 @@ def check(path: Path, expected: Array, token_ids: list[int] = TOKENS, rounding: 
     is then all that counts. An error twice as large as the noise fails: the noise is some 1e-6 of the logits' deviation
     in float32, 1.6e-4 with the 15 bits of exact activations, 8e-4 with float16.
     """
-    prepared = prepare(load_settings({"model": str(path), "activations": "exact", "kv_dtype": "f32", "threads": 2}))
+    settings = {"model": str(path), "activations": "exact", "kv_dtype": "f32", "threads": 2}
+    prepared = prepare(load_settings({**settings, "max_model_len": max_model_len}))
     program = prepared.load_program()
     error = np.array([list(row) for _, row in forward_logits(program, token_ids)]) - expected
     program.close()
@@ -65,6 +72,40 @@ def test_biases_of_queries_and_their_gates_equal_the_reference(tmp_path: Path) -
     model = tiny.make("qwen3_5", attention_bias=True)
     tiny.save(model, tmp_path, torch.float32)
     check(tmp_path, tiny.logits(model, TOKENS))
+
+
+def test_angles_of_short_texts_equal_the_reference_where_only_those_are_served(tmp_path: Path) -> None:
+    model = tiny.make("phi3-long")
+    tiny.save(model, tmp_path, torch.float32)
+    short = TOKENS[: tiny.LONG_TRAINED]
+    check(tmp_path, tiny.logits(model, short), short, max_model_len=tiny.LONG_TRAINED)
+
+
+def test_angles_follow_a_length_that_memory_reduces(tmp_path: Path) -> None:
+    tiny.save(tiny.make("phi3-long"), tmp_path, torch.float32)
+    path = tmp_path / "config.json"
+    longer = {"original_max_position_embeddings": 1 << 15, "max_position_embeddings": 1 << 17, "sliding_window": None}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **longer}))
+    told = {}
+    for kv_cache_bytes in ("1GiB", "4MiB"):
+        prepared = prepare(load_settings({"model": str(tmp_path), "kv_cache_bytes": kv_cache_bytes}))
+        (rope,) = {node.attributes["inv_freq"] for node in prepared.graph.nodes if node.op.name == "rope"}
+        rotary = getattr(prepared.spec.layers[0].mixer, "rotary", None)
+        assert rotary is not None
+        assert rope == rotary.inv_freq
+        told[prepared.plan.decisions["rotary"].value] = rope
+    assert told["short"][-1] / told["long"][-1] == pytest.approx(38.0 / 3.8)
+
+
+@pytest.mark.parametrize("num_tokens", [60, 70])
+def test_dynamic_scaling_equals_the_reference_at_the_longest_sequence_served(num_tokens: int, tmp_path: Path) -> None:
+    model = tiny.make("qwen2")
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 5e4, "factor": 2.0}
+    model.config.max_position_embeddings = 60
+    model = type(model)(model.config)
+    tiny.save(model, tmp_path, torch.float32)
+    tokens = TOKENS[:num_tokens]
+    check(tmp_path, tiny.logits(model, tokens), tokens, max_model_len=num_tokens)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])

@@ -47,6 +47,7 @@ _SIZES = {
     "qwen2": (96, 160, 2, 6, 2, 16),
     "qwen3_moe": (96, 160, 3, 4, 2, 32),
     "phi3": (96, 160, 2, 6, 2, 16),
+    "phi3-long": (96, 160, 2, 6, 2, 16),
     "smollm3": (96, 160, 4, 6, 2, 16),
     "granite": (96, 160, 3, 6, 2, 16),
     "qwen3_5": (96, 160, 4, 4, 2, 40),
@@ -61,6 +62,13 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LONG_FACTORS = {
+    "rope_theta": 10000.0,
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8],
+    "long_factor": [1.2, 1.5, 2.1, 3.4, 6.0, 11.0, 20.0, 38.0],
+}
+LONG_TRAINED = 48  # tokens that the short ones are for
 DELTA_SIZES = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -97,6 +105,9 @@ def make(name: str, *, is_tied: bool = True, **more: Any) -> PreTrainedModel:
         **more,
     }
     config = _config(name.split("-")[0], head_dim, common)
+    if name == "phi3-long":
+        common["original_max_position_embeddings"] = LONG_TRAINED
+        config = Phi3Config(**common, sliding_window=24, pad_token_id=0, rope_parameters=dict(LONG_FACTORS))
     torch.manual_seed(11)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -70,6 +70,22 @@ def test_every_setting_of_the_engine_is_decided_with_a_source_and_a_reason() -> 
     assert "best: the CPU lacks it" in made.decisions["level"].reason
 
 
+@pytest.mark.parametrize(("max_model_len", "angles"), [(None, "long"), (4097, "long"), (4096, "short")])
+def test_angles_that_depend_on_the_longest_sequence_are_told(max_model_len: int | None, angles: str) -> None:
+    decided = plan(replace(MODEL, trained_position=4096), max_model_len=max_model_len).decisions["rotary"]
+    assert (decided.value, decided.source) == (angles, "derived")
+    assert "4096" in decided.reason
+
+
+def test_a_model_that_stretches_is_longer_only_if_that_is_asked_for() -> None:
+    model = replace(MODEL, trained_position=32768, stretched_position=65536)
+    assert plan(model).limits.max_model_len == 32768
+    assert plan(model, max_model_len=50000).limits.max_model_len == 50000
+    reduced = plan(model, max_model_len=70000)
+    assert reduced.limits.max_model_len == 65536
+    assert reduced.reductions == ("max_model_len 70000 -> 65536: the model was made for 65536",)
+
+
 @pytest.mark.parametrize("usable_bytes", [500 * MIB, 700 * MIB, 2 * GIB, 64 * GIB])
 @pytest.mark.parametrize("settings", [{}, {"kv_dtype": "f32"}, {"max_num_seqs": 200}, {"kv_cache_bytes": "100MiB"}])
 def test_the_table_adds_up_to_what_is_usable(usable_bytes: int, settings: dict[str, object]) -> None:
