@@ -351,7 +351,7 @@ def _found(settings: Settings) -> tuple[Settings, Callable[[], TextModel]]:
     name = settings.model.model
     path = resolve_reference(name, settings.store)
     found = replace(settings, model=replace(settings.model, model=str(path)))
-    return found, lambda: load_text_model(name, open_checkpoint(path))
+    return found, lambda: load_text_model(name, open_checkpoint(path, settings.model.model_config))
 
 
 def _max_prompt_bytes(text: TextModel, limits: EngineLimits) -> int | None:

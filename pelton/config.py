@@ -72,6 +72,9 @@ class ModelSettings:
         TEXT,
         "a GGUF file, a directory with safetensors, `org/repo`, `org/repo:Q4_K_M` or `pypi:package`",
     )
+    model_config: Path | None = _setting(  # noqa: RUF009 (a field)
+        None, FILE, "a config.json, or a directory with one, that describes the model in place of its own"
+    )
 
 
 @dataclass(frozen=True)

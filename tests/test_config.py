@@ -17,6 +17,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_option_is_a_deliberate_act() -> None:
     assert [option.flag for option in options()] == [
         "--model",
+        "--model-config",
         "--max-model-len",
         "--kv-cache-bytes",
         "--kv-dtype",

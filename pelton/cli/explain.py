@@ -66,6 +66,7 @@ def describe(model: PreparedModel) -> dict[str, Any]:
             "name": model.name,
             "path": str(model.path),
             "kind": model.checkpoint.kind,
+            "config": str(model.described.config) if model.described.config else None,
             "architecture": spec.architecture,
             "parameters": sum(_product(tensor.shape) for tensor in model.checkpoint.tensors.values()),
             "layers": len(spec.layers),
@@ -143,6 +144,7 @@ def _sections(document: dict[str, Any], *, tensors: bool, nodes: bool) -> list[t
             [
                 facts["name"],
                 *([] if facts["path"] == facts["name"] else [facts["path"]]),
+                *([f"described by {facts['config']}, not by its own header"] if facts["config"] else []),
                 f"{facts['architecture']}, {facts['layers']} layers, hidden {facts['hidden_size']}, "
                 f"vocabulary {facts['vocab_size']}, context {facts['max_position']}",
                 f"{facts['parameters'] / 1e6:.1f} M parameters in {format_bytes(facts['file_bytes'])}, matrices: "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pelton.config import Settings, load_settings, options
+from pelton.errors import UsageError
 from pelton.sampling_params import SamplingParams
 from pelton.setting_kinds import Kind
 
@@ -30,8 +31,8 @@ def add_settings(parser: argparse.ArgumentParser, *sections: str, is_short: bool
     group = parser.add_argument_group("settings")
     hidden: dict[argparse.Action, str] = {}
     for option in options(*sections):
-        if option.name == "model":
-            continue  # every command says itself how its model is given
+        if option.section == "model":
+            continue  # every command says itself how its model is given, and --config takes its description
         text = f"{option.help} (default: {_written(option.default, option.kind)})".replace("%", "%%")
         if not option.kind.metavar:
             action = group.add_argument(option.flag, action="store_const", const=True, help=text)
@@ -40,7 +41,14 @@ def add_settings(parser: argparse.ArgumentParser, *sections: str, is_short: bool
         if is_short and option.is_advanced:
             hidden[action] = text
             action.help = argparse.SUPPRESS
-    group.add_argument("--config", metavar="FILE", type=Path, help="a TOML file with any of these settings")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        help="a TOML file with any of these settings; or a config.json, or a directory with one, that describes the "
+        "model in place of its own",
+    )
     if hidden:
         group.add_argument("--help-all", action=_HelpAll, nargs=0, hidden=hidden, help="show every option and exit")
 
@@ -82,7 +90,15 @@ def settings_from(arguments: argparse.Namespace, *, model: str | None = None) ->
     given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
     if model is not None:
         given["model"] = model
-    return load_settings(given, getattr(arguments, "config", None))
+    files: dict[bool, Path] = {}
+    for path in getattr(arguments, "config", None) or ():
+        describes_model = path.suffix == ".json" or path.is_dir()
+        if describes_model in files:
+            raise UsageError(f"`--config` names both `{files[describes_model]}` and `{path}`", "give one of a kind")
+        files[describes_model] = path
+    if True in files:
+        given["model_config"] = files[True]
+    return load_settings(given, files.get(False))
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

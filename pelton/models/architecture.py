@@ -68,12 +68,14 @@ class Architecture(ABC):
     title:         what people call it, in the list of what is supported; classes may share one.
     config_names:  entries of config.json's `architectures`.
     gguf_names:    values of GGUF's `general.architecture`.
+    stored_as:     further ones, of files that another family reads although a config.json names this one.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     config_names: ClassVar[tuple[str, ...]]
     gguf_names: ClassVar[tuple[str, ...]]
+    stored_as: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def spec(self, checkpoint: CheckpointHeader) -> ModelSpec:

@@ -30,7 +30,7 @@ class Granite(Llama):
     gguf_names = ("granite",)
 
     def spec(self, checkpoint: CheckpointHeader) -> ModelSpec:
-        embedding, attention, residual, _ = _multipliers(checkpoint)
+        embedding, attention, residual, logits = _multipliers(checkpoint)
         spec = super().spec(checkpoint)
         layers = tuple(
             replace(layer, mixer=replace(layer.mixer, scale=attention or layer.mixer.scale))
@@ -38,10 +38,13 @@ class Granite(Llama):
             else layer
             for layer in spec.layers
         )
-        return replace(spec, layers=layers, norm_eps=spec.norm_eps / residual**2, embedding_scale=embedding / residual)
-
-    def last_norm_factor(self, checkpoint: CheckpointHeader) -> float:
-        return 1.0 / _multipliers(checkpoint)[3]
+        return replace(
+            spec,
+            layers=layers,
+            norm_eps=spec.norm_eps / residual**2,
+            embedding_scale=embedding / residual,
+            last_norm_factor=1.0 / logits,
+        )
 
 
 def _multipliers(checkpoint: CheckpointHeader) -> tuple[float, float, float, float]:

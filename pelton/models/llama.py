@@ -125,12 +125,7 @@ class Llama(Architecture):
             is_rotary_interleaved=kind == "gguf" and self.is_gguf_rotary_interleaved,
             experts=self.expert_names,
             fused=self.fused_names.get(kind),
-            last_norm_factor=self.last_norm_factor(checkpoint),
         )
-
-    def last_norm_factor(self, checkpoint: CheckpointHeader) -> float:
-        """See decoder_bindings."""
-        return 1.0
 
     def ignored(self, spec: ModelSpec, checkpoint: CheckpointHeader) -> list[Ignored]:
         return decoder_ignored(spec, checkpoint.kind)

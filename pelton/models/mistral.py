@@ -17,6 +17,7 @@ class Mistral(Llama):
     title = "Mistral"
     config_names = ("MistralForCausalLM",)
     gguf_names: ClassVar[tuple[str, ...]] = ()
+    stored_as: ClassVar[tuple[str, ...]] = ("llama",)
 
     def _spec_from_config(self, checkpoint: CheckpointHeader) -> ModelSpec:
         spec = super()._spec_from_config(checkpoint)

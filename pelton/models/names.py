@@ -60,7 +60,6 @@ def decoder_bindings(
     root: str = "model",
     is_rotary_interleaved: bool = False,
     has_norms_less_one: bool = False,
-    last_norm_factor: float = 1.0,
     experts: ExpertNames = ExpertNames(),  # noqa: B008  frozen
     fused: FusedNames | None = None,
 ) -> list[Binding]:
@@ -72,13 +71,12 @@ def decoder_bindings(
     fused:                  where q, k and v are one tensor, and gate and up one; their parts have no biases then.
     is_rotary_interleaved:  the file's q and k rows are ordered for rotation of neighbours (GGUF `llama`).
     has_norms_less_one:     the file's norm weights are w of (1 + w).
-    last_norm_factor:       what the weights of the norm before the head are multiplied with, and so the logits.
     """
     kind = checkpoint.kind
     outer = {name: stored.format(root=root) for name, stored in OUTER[kind].items()}
     bindings = [
         Binding("embed_tokens.weight", f"{outer['embed_tokens']}.weight"),
-        Binding("norm.weight", f"{outer['norm']}.weight", add_one=has_norms_less_one, factor=last_norm_factor),
+        Binding("norm.weight", f"{outer['norm']}.weight", add_one=has_norms_less_one, factor=spec.last_norm_factor),
     ]
     if not spec.is_head_tied:
         bindings.append(Binding("lm_head.weight", f"{outer['lm_head']}.weight"))

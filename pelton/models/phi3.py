@@ -16,6 +16,7 @@ class Phi3(Mistral):
     title = "Phi-3, Phi-4"
     config_names = ("Phi3ForCausalLM",)
     gguf_names = ("phi3",)
+    stored_as: ClassVar[tuple[str, ...]] = ()
     is_gguf_rotary_interleaved = False
     fused_names: ClassVar[dict[str, FusedNames]] = {
         "gguf": FusedNames("attn_qkv", "ffn_up"),

@@ -31,6 +31,7 @@ class Qwen3_5Text(Architecture):
     title = "Qwen3.5, text"
     config_names: ClassVar[tuple[str, ...]] = ("Qwen3_5ForCausalLM",)
     gguf_names: ClassVar[tuple[str, ...]] = ()
+    stored_as: ClassVar[tuple[str, ...]] = ("qwen35",)
     root: ClassVar[str] = "model"
     is_gguf_tiled: ClassVar[bool] = True  # the converter reorders value heads
     has_joint_projections: ClassVar[bool] = False  # see delta_names.py

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pelton.models.fields import Fields
 from pelton.models.qwen3_5 import Qwen3_5Text
 from pelton.models.spec import MlpSpec, MoeSpec
@@ -11,6 +13,7 @@ class Qwen3_5MoeText(Qwen3_5Text):
     name = "qwen3_5_moe_text"
     title = "Qwen3.5, mixture of experts, text"
     config_names = ("Qwen3_5MoeForCausalLM",)
+    stored_as: ClassVar[tuple[str, ...]] = ("qwen35moe",)
 
     def config_feed_forwards(self, fields: Fields, num_layers: int) -> tuple[MlpSpec | MoeSpec, ...]:
         return (config_experts(fields),) * num_layers

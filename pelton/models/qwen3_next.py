@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pelton.models.fields import Fields
 from pelton.models.qwen3_5_moe import Qwen3_5MoeText, config_experts
 from pelton.models.spec import MlpSpec, MoeSpec
@@ -12,6 +14,7 @@ class Qwen3Next(Qwen3_5MoeText):
     title = "Qwen3-Next"
     config_names = ("Qwen3NextForCausalLM",)
     gguf_names = ("qwen3next",)
+    stored_as: ClassVar[tuple[str, ...]] = ()
     is_gguf_tiled = False
     has_joint_projections = True
 

@@ -123,7 +123,10 @@ class LayerSpec(msgspec.Struct, frozen=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """architecture: the registry's name. max_position: longest context that the model was made for."""
+    """architecture: the registry's name. max_position: longest context that the model was made for.
+
+    last_norm_factor: what the weights of the norm before the head are multiplied with, and so the logits.
+    """
 
     architecture: str
     vocab_size: int
@@ -133,3 +136,4 @@ class ModelSpec(msgspec.Struct, frozen=True):
     max_position: int
     is_head_tied: bool
     embedding_scale: float = 1.0
+    last_norm_factor: float = 1.0

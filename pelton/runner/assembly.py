@@ -16,7 +16,8 @@ from pelton.config import Settings
 from pelton.graph.graph import TOKENS
 from pelton.graph.kernel import CompileSettings
 from pelton.graph.program import Program, compile
-from pelton.models.registry import architecture_of, build_graph
+from pelton.models.describe import Described, describe
+from pelton.models.registry import build_graph
 from pelton.models.rotary import at_length, stretched_position, trained_position
 from pelton.plan import DEFAULT_BATCHED_TOKENS, ModelFacts, Plan, resolve
 from pelton.platforms.discover import MODELS, find_extensions, find_platform, load_extension
@@ -43,13 +44,16 @@ class PreparedModel(msgspec.Struct, frozen=True):
     path: Path
     settings: Settings
     checkpoint: Checkpoint
-    architecture: Architecture
-    spec: ModelSpec
+    described: Described
     graph: Graph
     resolution: loading.Resolution
     platform: CpuPlatform
     program: Program
     plan: Plan
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.described.spec
 
     def load(self) -> NativeRunner:
         """Reads and packs the weights. Raises CheckpointError if a file changed or ends too early, MemoryError if the
@@ -89,9 +93,9 @@ def prepare(settings: Settings) -> PreparedModel:
 
     name = settings.model.model
     path = resolve_reference(name, settings.store)
-    checkpoint = open_checkpoint(path)
-    architecture = architecture_of(checkpoint, external_architectures)
-    spec = architecture.spec(checkpoint)
+    checkpoint = open_checkpoint(path, settings.model.model_config)
+    described = describe(checkpoint, checkpoint.config, external_architectures)
+    architecture, spec = described.architecture, described.spec
     graph = build_graph(architecture, at_length(spec, _longest(settings, spec)))
     parameters = {parameter.name: _sizes(parameter.shape) for parameter in graph.parameters.values()}
     resolution = loading.resolve(
@@ -103,9 +107,9 @@ def prepare(settings: Settings) -> PreparedModel:
     platform = find_platform("cpu")
     assert isinstance(platform, CpuPlatform)
     program, plan = _plan(settings, name, architecture, spec, graph, resolution, platform)
-    spec = at_length(spec, plan.limits.max_model_len)
+    described = replace(described, spec=at_length(spec, plan.limits.max_model_len))
     return PreparedModel(
-        name, path, settings, checkpoint, architecture, spec, program.graph, resolution, platform, program, plan
+        name, path, settings, checkpoint, described, program.graph, resolution, platform, program, plan
     )
 
 

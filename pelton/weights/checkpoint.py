@@ -13,6 +13,7 @@ import msgspec
 
 from pelton.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from pelton.sizes import format_bytes
+from pelton.weights.description import Description, asked_description
 from pelton.weights.vectors import VECTOR_READERS
 
 # Files beside safetensors that text and generation settings are read from.
@@ -67,6 +68,7 @@ class Checkpoint(ABC):
     files:    every file that holds tensors.
     tensors:  by name; their bytes lie inside their files and don't overlap.
     metadata: GGUF: key -> value (arrays of strings become lists when asked for); safetensors: config.json.
+    config:   a config.json that describes the model in place of `metadata`: one asked for, or one beside a GGUF.
     sidecars: files beside safetensors by name (SIDECAR_NAMES); a GGUF carries its tokenizer in its metadata.
     """
 
@@ -75,6 +77,7 @@ class Checkpoint(ABC):
     files: tuple[Path, ...]
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, Any]
+    config: Description | None = None
     sidecars: Mapping[str, Path]
 
     def __init__(self, path: Path, identities: Mapping[Path, FileIdentity]) -> None:
@@ -155,25 +158,27 @@ def unreadable(tensor: TensorInfo, error: EOFError | OSError) -> CheckpointError
     return CheckpointError(f"tensor `{tensor.name}` of `{tensor.file}` can't be read: {error.strerror}")
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
     """Reads the headers of a .gguf file (or of all shards of one), or of a directory that holds one model.
 
+    config: a config.json, or a directory that holds one, that describes the model in place of its own.
     Raises ModelNotFoundError if there is nothing to open or more than one choice, CheckpointError if what is there is
     malformed, UnsupportedModelError if it is of a kind that Pelton does not read.
     """
     from pelton.weights.gguf import GgufCheckpoint, gguf_models
     from pelton.weights.safetensors import SafetensorsCheckpoint
 
+    asked = None if config is None else asked_description(config)
     if path.is_file():
         if path.suffix == ".safetensors":
-            return SafetensorsCheckpoint.open_directory(path.parent, weights=path)
-        return GgufCheckpoint.open_file(path)
+            return SafetensorsCheckpoint.open_directory(path.parent, weights=path, asked=asked)
+        return GgufCheckpoint.open_file(path, asked)
     if not path.is_dir():
-        raise ModelNotFoundError(f"`{path}` is neither a file nor a directory")
+        raise ModelNotFoundError(f"no file or directory `{path}`")
     models = gguf_models(path)
     if len(models) == 1:
-        return GgufCheckpoint.open_file(models[0].path)
+        return GgufCheckpoint.open_file(models[0].path, asked)
     if models:
         choices = "".join(f"\n  {model.path.name}  {format_bytes(model.nbytes)}" for model in models)
         raise ModelNotFoundError(f"`{path}` holds several models:{choices}", hint="name one of the files")
-    return SafetensorsCheckpoint.open_directory(path)
+    return SafetensorsCheckpoint.open_directory(path, asked=asked)

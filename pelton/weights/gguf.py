@@ -13,6 +13,7 @@ import msgspec
 from pelton import _native
 from pelton.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from pelton.weights.checkpoint import Checkpoint, FileIdentity, TensorInfo
+from pelton.weights.description import Description, found_description
 
 SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
@@ -107,8 +108,8 @@ class GgufCheckpoint(Checkpoint):
         self.tensors = tensors
 
     @classmethod
-    def open_file(cls, path: Path) -> GgufCheckpoint:
-        """`path` may be any shard; all of them are opened."""
+    def open_file(cls, path: Path, asked: Description | None = None) -> GgufCheckpoint:
+        """`path` may be any shard; all of them are opened. asked: describes the model in place of its header."""
         paths = shard_paths(path)
         missing = [shard.name for shard in paths if not shard.is_file()]
         if missing:
@@ -120,7 +121,9 @@ class GgufCheckpoint(Checkpoint):
         parts = [_read_part(shard) for shard in paths]
         if len(parts) > 1:
             _check_shards(parts)
-        return cls(paths[0], parts)
+        checkpoint = cls(paths[0], parts)
+        checkpoint.config = asked or found_description(path.parent)
+        return checkpoint
 
     def fingerprint(self) -> str:
         import hashlib

@@ -18,6 +18,7 @@ from pelton.errors import DownloadError, ModelNotFoundError
 from pelton.sizes import format_bytes
 from pelton.weights import progress
 from pelton.weights.checkpoint import SIDECAR_NAMES
+from pelton.weights.description import CONFIG_NAME
 from pelton.weights.gguf import SHARD_NAME
 from pelton.weights.reference import HubReference
 from pelton.weights.store import Fetched, StoredFile, is_plain_name, require_room, sha256_of
@@ -92,27 +93,34 @@ def _choose(reference: HubReference, files: Sequence[RemoteFile]) -> Choice:
 
 
 def _gguf_choices(files: Iterable[RemoteFile]) -> list[Choice]:
-    """Files, with the shards of one model together, without vision projectors."""
+    """Files, with the shards of one model together and the config.json beside them, without vision projectors."""
     groups: dict[str, list[RemoteFile]] = {}
-    for file in sorted(files, key=lambda file: file.name):
+    files = sorted(files, key=lambda file: file.name)
+    configs = {PurePosixPath(file.name).parent: file for file in files if PurePosixPath(file.name).name == CONFIG_NAME}
+    for file in files:
         path = PurePosixPath(file.name)
         if path.suffix == ".gguf" and not path.name.lower().startswith("mmproj"):
             match = SHARD_NAME.fullmatch(path.name)
             groups.setdefault(str(path.with_name(match["stem"])) if match else file.name, []).append(file)
-    return [Choice(PurePosixPath(group[0].name).name, group[0].name, tuple(group)) for group in groups.values()]
+    found = []
+    for group in groups.values():
+        path = PurePosixPath(group[0].name)
+        beside = [configs[path.parent]] if path.parent in configs else []
+        found.append(Choice(path.name, group[0].name, (*group, *beside)))
+    return found
 
 
 def _safetensors_choice(files: Iterable[RemoteFile]) -> Choice | None:
     """config.json, the weights that a loader would take, and what the tokenizer needs; at the top level only."""
     top = {file.name: file for file in files if "/" not in file.name}
     weights = [name for name in top if re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors", name)]
-    if "config.json" not in top or not weights:
+    if CONFIG_NAME not in top or not weights:
         return None
     if INDEX_NAME in top:
         weights = [INDEX_NAME, *(name for name in weights if name != "model.safetensors")]
     elif "model.safetensors" in weights:
         weights = ["model.safetensors"]
-    names = ["config.json", *(name for name in SIDECAR_NAMES if name in top), *weights]
+    names = [CONFIG_NAME, *(name for name in SIDECAR_NAMES if name in top), *weights]
     return Choice("safetensors", ".", tuple(top[name] for name in names))
 
 

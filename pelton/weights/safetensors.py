@@ -17,9 +17,9 @@ import msgspec
 from pelton.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from pelton.quant.detect import refuse_quantised
 from pelton.weights.checkpoint import SIDECAR_NAMES, Checkpoint, FileIdentity, TensorInfo
+from pelton.weights.description import CONFIG_NAME, Description, malformed, parse_json, read_json
 
 MAX_HEADER_BYTES = 100_000_000  # the format's limit
-MAX_JSON_BYTES = 64 << 20  # config.json and the index; real ones are below 10 MB
 MAX_DIMENSIONS = 8
 
 DTYPE_BYTES = {
@@ -62,15 +62,22 @@ class SafetensorsCheckpoint(Checkpoint):
         self._header_bytes = {part.path: part.header_bytes for part in parts}
 
     @classmethod
-    def open_directory(cls, directory: Path, weights: Path | None = None) -> SafetensorsCheckpoint:
-        """weights: the file to read, instead of what the directory's index or its only file says."""
-        config_path = directory / "config.json"
+    def open_directory(
+        cls, directory: Path, weights: Path | None = None, asked: Description | None = None
+    ) -> SafetensorsCheckpoint:
+        """weights: the file to read, instead of what the directory's index or its only file says.
+
+        asked: describes the model in place of the directory's config.json, which may be absent then.
+        """
+        config_path = directory / CONFIG_NAME
+        if not config_path.is_file() and asked is not None:
+            config_path = asked.path
         if not config_path.is_file():
             raise ModelNotFoundError(
                 f"`{directory}` holds neither a .gguf file nor a config.json",
                 hint="a model is a .gguf file, or a directory with config.json and .safetensors files",
             )
-        config = _read_json(config_path)
+        config = read_json(config_path)
         refuse_quantised(config, str(directory))
         index = directory / "model.safetensors.index.json"
         if weights is not None:
@@ -80,7 +87,9 @@ class SafetensorsCheckpoint(Checkpoint):
         else:
             parts = [_read_part(_only_file(directory))]
         sidecars = {name: directory / name for name in SIDECAR_NAMES if (directory / name).is_file()}
-        return cls(weights or directory, parts, config, sidecars)
+        checkpoint = cls(weights or directory, parts, config, sidecars)
+        checkpoint.config = asked
+        return checkpoint
 
     def fingerprint(self) -> str:
         import hashlib
@@ -118,20 +127,20 @@ def _only_file(directory: Path) -> Path:
 
 def _read_index(index: Path) -> list[_Part]:
     """The files of a sharded checkpoint; they must hold exactly the tensors that the index says."""
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise _malformed(index, "it has no `weight_map` of names to files")
+        raise malformed(index, "it has no `weight_map` of names to files")
     for name in set(weight_map.values()):
         if Path(name).name != name or name in ("", ".", ".."):
-            raise _malformed(index, f"`{name}` is not the name of a file beside it")
+            raise malformed(index, f"`{name}` is not the name of a file beside it")
     parts = [_read_part(index.with_name(name)) for name in sorted(set(weight_map.values()))]
     held = {name: part.path.name for part in parts for name in part.tensors}
     for tensor, file in weight_map.items():
         if held.get(tensor) != file:
-            raise _malformed(index, f"tensor `{tensor}` is not in `{file}`")
+            raise malformed(index, f"tensor `{tensor}` is not in `{file}`")
     if sum(len(part.tensors) for part in parts) != len(weight_map):
         extra = next(name for part in parts for name in part.tensors if weight_map.get(name) != part.path.name)
-        raise _malformed(index, f"it does not name tensor `{extra}` of `{held[extra]}`")
+        raise malformed(index, f"it does not name tensor `{extra}` of `{held[extra]}`")
     return parts
 
 
@@ -150,7 +159,7 @@ def _read_part(path: Path) -> _Part:
     finally:
         os.close(fd)
     data_offset = 8 + len(header)
-    entries = _parse_json(path, header)
+    entries = parse_json(path, header)
     entries.pop("__metadata__", None)
     tensors = {name: _read_entry(path, name, entry, data_offset) for name, entry in entries.items()}
     _check_layout(path, tensors, data_offset, identity.size)
@@ -161,12 +170,12 @@ def _read_header(path: Path, fd: int, file_bytes: int) -> bytes:
     prefix = os.pread(fd, 8, 0)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or length > file_bytes - 8:
-        raise _malformed(path, f"its header does not lie within its {file_bytes} bytes")
+        raise malformed(path, f"its header does not lie within its {file_bytes} bytes")
     if length > MAX_HEADER_BYTES:
-        raise _malformed(path, f"its header claims {length} bytes; at most {MAX_HEADER_BYTES} are allowed")
+        raise malformed(path, f"its header claims {length} bytes; at most {MAX_HEADER_BYTES} are allowed")
     header = os.pread(fd, length, 8)
     if len(header) != length:
-        raise _malformed(path, "it became shorter while it was read")
+        raise malformed(path, "it became shorter while it was read")
     return header
 
 
@@ -175,15 +184,15 @@ def _read_entry(path: Path, name: str, entry: Any, data_offset: int) -> TensorIn
     shape = entry.get("shape") if isinstance(entry, dict) else None
     span = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not isinstance(dtype, str) or not _are_sizes(shape) or not _are_sizes(span) or len(span) != 2:
-        raise _malformed(path, f"tensor `{name}` lacks a sound dtype, shape or data_offsets")
+        raise malformed(path, f"tensor `{name}` lacks a sound dtype, shape or data_offsets")
     if len(shape) > MAX_DIMENSIONS:
-        raise _malformed(path, f"tensor `{name}` has {len(shape)} dimensions")
+        raise malformed(path, f"tensor `{name}` has {len(shape)} dimensions")
     if dtype not in DTYPE_BYTES:
         raise UnsupportedModelError(f"tensor `{name}` of `{path}` has the unknown dtype `{dtype}`")
     begin, end = span
     nbytes = math.prod(shape) * DTYPE_BYTES[dtype]
     if end - begin != nbytes:
-        raise _malformed(path, f"tensor `{name}` takes {end - begin} bytes, but {dtype} {shape} needs {nbytes}")
+        raise malformed(path, f"tensor `{name}` takes {end - begin} bytes, but {dtype} {shape} needs {nbytes}")
     return TensorInfo(name, tuple(shape), dtype.lower(), path, data_offset + begin, nbytes)
 
 
@@ -197,36 +206,7 @@ def _check_layout(path: Path, tensors: Mapping[str, TensorInfo], data_offset: in
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset != end:
             what = "overlaps the one before it" if tensor.offset < end else "leaves a gap before it"
-            raise _malformed(path, f"tensor `{tensor.name}` {what}")
+            raise malformed(path, f"tensor `{tensor.name}` {what}")
         end += tensor.nbytes
     if end != file_bytes:
-        raise _malformed(path, f"its tensors end at byte {end}, but it has {file_bytes} bytes")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise _malformed(path, f"it is larger than {MAX_JSON_BYTES} bytes")
-        return _parse_json(path, path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"`{path}` can't be read: {error.strerror}") from error
-
-
-def _parse_json(path: Path, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise ValueError("a name occurs twice")
-        return result
-
-    try:
-        value = json.loads(text.decode(), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise _malformed(path, f"its JSON can't be read: {error}") from error
-    if not isinstance(value, dict):
-        raise _malformed(path, "its JSON is not an object")
-    return value
-
-
-def _malformed(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"`{path}` is malformed: {what}", hint="download or convert it again")
+        raise malformed(path, f"its tensors end at byte {end}, but it has {file_bytes} bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,28 @@ def test_explain_is_readable(pelton: Pelton, chat_model: Path) -> None:
     assert max(len(line) for line in shown.out.splitlines() if str(chat_model) not in line) <= 120
     kernels = shown.out.partition("KERNELS\n")[2].splitlines()
     assert len(kernels) == len(set(kernels))
+
+
+def test_config_takes_settings_and_the_description_of_a_model(pelton: Pelton, tmp_path: Path) -> None:
+    description = json.loads(LLAMA.with_suffix(".json").read_text())["config"]
+    config, settings = tmp_path / "config.json", tmp_path / "settings.toml"
+    config.write_text(json.dumps({**description, "max_position_embeddings": 77}))
+    settings.write_text("threads = 1\n")
+    shown = pelton("explain", LLAMA, "--config", config, "--config", settings).out
+    assert f"described by {config}, not by its own header" in shown
+    assert "context 77" in shown
+    assert re.search(r"threads +1 +file", shown)
+    assert pelton("explain", LLAMA, "--config", tmp_path, "--json").document["model"]["max_position"] == 77
+    twice = pelton("explain", LLAMA, "--config", config, "--config", tmp_path)
+    assert (twice.code, twice.err.splitlines()[0]) == (2, f"error: `--config` names both `{config}` and `{tmp_path}`")
+
+
+def test_a_config_of_another_family_is_named(pelton: Pelton, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(LLAMA.with_name("qwen3.json").read_text())["config"]))
+    told = pelton("chat", "hi", "--model", LLAMA, "--config", config)
+    assert told.code == 3
+    assert "describes a model of another family, Qwen3 (`Qwen3ForCausalLM`)" in told.err
 
 
 def test_explain_names_settings_of_the_user_and_lists_on_demand(pelton: Pelton) -> None:

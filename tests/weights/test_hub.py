@@ -44,6 +44,14 @@ def test_quant_chooses_files(quant: str, names: list[str], tmp_path: Path) -> No
     assert all((tmp_path / name).read_bytes() == QUANTS[name] for name in names)
 
 
+def test_the_config_beside_a_gguf_comes_with_it(tmp_path: Path) -> None:
+    files = {**QUANTS, "config.json": b"{}"}
+    fetched = fetch_repository(reference("Q4_K_M"), tmp_path, FakeClient(files))
+    assert list(fetched.files) == ["model-Q4_K_M.gguf", "config.json"]
+    assert fetched.model == "model-Q4_K_M.gguf"
+    assert "config.json" not in fetch_repository(reference("BF16"), tmp_path, FakeClient(files)).files
+
+
 @pytest.mark.parametrize("quant", [None, "Q4", "IQ1_S"])
 def test_choice_that_is_not_clear_lists_names_and_sizes(quant: str | None, tmp_path: Path) -> None:
     with pytest.raises(
