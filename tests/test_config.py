@@ -173,3 +173,8 @@ def test_the_environment_gives_four_things(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_cache_directory_is_below_home_by_default() -> None:
     assert StoreSettings.from_environment().cache_dir == Path.home() / ".cache" / "pelton"
+
+
+def test_the_engines_process_is_told_how_its_model_is_described() -> None:
+    given = load_settings({"model": "a.gguf", "model_config": "other/config.json"})
+    assert load_settings(given.for_engine()).model == given.model

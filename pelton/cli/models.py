@@ -63,12 +63,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_supported(arguments: argparse.Namespace) -> int:
-    from pelton.models.registry import ARCHITECTURES, families, family_table
+    from pelton.models.registry import ARCHITECTURES, CHECKED, families, family_table
     from pelton.runner.assembly import external_architectures
 
-    found = families([*ARCHITECTURES, *external_architectures()])
+    external = external_architectures()
+    found = families([*ARCHITECTURES, *external])
     rows = [{"family": family.title, "gguf": family.gguf, "safetensors": family.safetensors} for family in found]
-    _print(arguments, {"families": rows}, family_table(found))
+    lines = [*family_table(found), "", *(f"{kind}: {what}" for kind, what in CHECKED.items())]
+    if external:
+        lines.append(f"of other packages, and not checked here: {', '.join(item.title for item in external)}")
+    _print(arguments, {"families": rows, "checked": CHECKED}, lines)
     return 0
 
 

@@ -43,6 +43,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 )
 
 
+# What is known of each family above, by kind of file; tests/models holds it to that.
+CHECKED = {
+    "gguf": "logits equal llama.cpp's, on a small model that its converter wrote",
+    "safetensors": "logits equal transformers', on a small model that it made",
+}
+
+
 def architecture_of(
     checkpoint: CheckpointHeader, find_external: Callable[[], Iterable[Architecture]] = tuple
 ) -> Architecture:

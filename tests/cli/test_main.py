@@ -240,6 +240,7 @@ def test_a_closed_error_stream_takes_everything() -> None:
 def test_supported_families_are_listed(pelton: Pelton) -> None:
     shown = pelton("models", "--supported").out
     assert "| Qwen3 | `qwen3` | `Qwen3ForCausalLM` |" in shown.splitlines()
+    assert "gguf: logits equal llama.cpp's, on a small model that its converter wrote" in shown.splitlines()
     listed = json.loads(pelton("models", "--supported", "--json").out)["families"]
     assert {"family": "Gemma 3, text", "gguf": ["gemma3"], "safetensors": ["Gemma3ForCausalLM"]} in listed
     assert pelton("models", "pull", "--supported").code == 2
